@@ -1,0 +1,46 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Everything they install goes into .venv and build/.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(wildcard native/*) CMakeLists.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.package
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("moeflux needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.package: pyproject.toml $(NATIVE) | $(VENV)/bin/python
+	@echo "installing moeflux into $(VENV) (builds the native module)"
+	$(PIP) --editable .
+	touch $@
+
+# torch is installed by itself first, so that nothing else can choose another build of it.
+$(VENV)/.test: $(VENV)/.package
+	@echo "installing what the tests need into $(VENV)"
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[test]'
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.package
+	$(PIP) --editable '.[lint]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build

@@ -1,0 +1,5 @@
+"""`python -m moeflux` is the `moeflux` command."""
+
+from moeflux.cli.main import main
+
+main()

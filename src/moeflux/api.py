@@ -1,0 +1,31 @@
+"""The Python interface: `moeflux.load(path)` gives an `Engine` that scores and generates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from moeflux.core.config import EngineConfig
+from moeflux.runtime import engine as runtime
+from moeflux.session.generate import Token, generate
+
+
+class Engine(runtime.Engine):
+    """An opened model. Close it, or use it in a `with` statement."""
+
+    def generate(self, prompt: str | Sequence[int], *, max_tokens: int) -> Iterator[Token]:
+        """Stream the continuation of a text or of token ids."""
+        return generate(self, prompt, max_tokens)
+
+
+def load(
+    path: str | Path,
+    *,
+    backend: str = "auto",
+    threads: int | None = None,
+    ram: int | str | None = None,
+    vram: int | str | None = None,
+    context: int | None = None,
+) -> Engine:
+    """Open a model folder in place. An option that would do nothing is refused with the reason."""
+    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context))

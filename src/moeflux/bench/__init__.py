@@ -1,0 +1,1 @@
+"""Floor 5: measuring, and making what is measured."""

@@ -1,0 +1,61 @@
+"""Every error a user can meet. Each says what is wrong, where, with the numbers, and what to try next."""
+
+from __future__ import annotations
+
+
+class MoefluxError(Exception):
+    """Base of all errors raised on purpose. `where` names a file, tensor, field or option; `hint` what to try."""
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.hint = hint
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}\n  hint: {self.hint}" if self.hint else text
+
+
+class ConfigError(MoefluxError):
+    """A field of config.json is missing, contradictory, or has a value that would change the math unnoticed."""
+
+
+class UnsupportedModelError(ConfigError):
+    """The model type is not one that moeflux knows."""
+
+
+class FormatError(MoefluxError):
+    """A file does not hold what it says, or not what the config says."""
+
+
+class MissingTensorError(FormatError):
+    """A tensor or a shard that the model needs is not in the checkpoint."""
+
+
+class ReadError(MoefluxError):
+    """The operating system could not deliver bytes that the checkpoint promised."""
+
+
+class NumericError(MoefluxError):
+    """A value that must be finite is not."""
+
+
+class BudgetError(MoefluxError):
+    """The memory budget is below what the model needs."""
+
+
+class InputError(MoefluxError):
+    """Tokens or text that cannot be run."""
+
+
+class OptionError(MoefluxError):
+    """An option that does not exist, or that would do nothing."""
+
+
+class StateError(MoefluxError):
+    """A sequence was used in a way that its state does not allow."""
+
+
+class ClosedError(MoefluxError):
+    """Something was used after `close()`."""

@@ -1,0 +1,74 @@
+"""The open files of a checkpoint. Bytes are mapped or read here and nowhere else; nothing is ever written."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from moeflux.core.errors import ClosedError, ReadError
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where bytes are: a file of the checkpoint (by index), an offset, a length."""
+
+    file: int
+    offset: int
+    length: int
+
+
+class FileSet:
+    """Owns one descriptor and one read-only mapping per file."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = tuple(paths)
+        self._descriptors: list[int] = []
+        self._maps: list[Bytes] = []
+        try:
+            for path in paths:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptors.append(descriptor)
+                mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+                self._maps.append(np.frombuffer(mapping, dtype=np.uint8))
+        except (OSError, ValueError) as error:  # ValueError: the file has become empty
+            self.close()
+            raise ReadError(str(error), where=str(path)) from error
+
+    def map(self, extent: Extent) -> Bytes:
+        """A read-only view of bytes; they are brought in when touched."""
+        self._check_open()
+        return self._maps[extent.file][extent.offset : extent.offset + extent.length]
+
+    def read(self, extent: Extent, into: Bytes) -> None:
+        """Fill `into` with the extent's bytes. A file that became shorter is an error, never a crash."""
+        self._check_open()
+        where, view, done = str(self.paths[extent.file]), memoryview(into.data), 0
+        while done < extent.length:
+            try:
+                n = os.preadv(self._descriptors[extent.file], [view[done : extent.length]], extent.offset + done)
+            except OSError as error:
+                raise ReadError(error.strerror or str(error), where=where) from error
+            if n == 0:
+                raise ReadError(
+                    f"only {done} of the {extent.length} bytes at {extent.offset} are left",
+                    where=where,
+                    hint="it was shortened while open; download it again",
+                )
+            done += n
+
+    def close(self) -> None:
+        """Closes the descriptors. A mapping goes when the last array that looks into it does."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+        self._maps.clear()
+
+    def _check_open(self) -> None:
+        if not self._descriptors:
+            raise ClosedError("the checkpoint is closed")

@@ -1,0 +1,74 @@
+"""What one `forward` runs: segments of new tokens, each for a sequence of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moeflux.backends.ops import Span
+from moeflux.core.errors import InputError, StateError
+from moeflux.runtime.sequence import Sequence
+from moeflux.runtime.trace import Trace
+
+Wanted = Literal["last", "all", "none"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """New tokens of one sequence, which logits are wanted, and where to record what happens to them."""
+
+    sequence: Sequence
+    tokens: Seq[int]
+    logits: Wanted = "last"
+    trace: Trace | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    segments: tuple[Segment, ...]
+    starts: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        starts, at = [], 0
+        for segment in self.segments:
+            starts.append(at)
+            at += len(segment.tokens)
+        object.__setattr__(self, "starts", tuple(starts))
+
+    def check(self, vocab: int) -> None:
+        if not self.segments:
+            raise InputError("the batch is empty")
+        if len({id(segment.sequence) for segment in self.segments}) != len(self.segments):
+            raise StateError("a sequence stands twice in one batch")
+        for segment in self.segments:
+            segment.sequence.check_usable()
+            check_tokens(segment.tokens, vocab)
+
+    def tokens(self) -> list[int]:
+        return [int(token) for segment in self.segments for token in segment.tokens]
+
+    def spans(self, layer: int) -> list[Span]:
+        return [
+            Span(start, start + len(s.tokens), len(s.sequence), s.sequence.states[layer])
+            for s, start in zip(self.segments, self.starts, strict=True)
+        ]
+
+    def wanted_rows(self) -> list[int]:
+        """Rows whose logits are wanted, segment by segment."""
+        rows: list[int] = []
+        for segment, start in zip(self.segments, self.starts, strict=True):
+            stop = start + len(segment.tokens)
+            first = {"all": start, "last": stop - 1, "none": stop}[segment.logits]
+            rows += range(first, stop)
+        return rows
+
+
+def check_tokens(tokens: Seq[Any], vocab: int) -> None:
+    if len(tokens) == 0:
+        raise InputError("there are no tokens to run")
+    for i, token in enumerate(tokens):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise InputError(f"token {i} is {token!r}, not a whole number")
+        if not 0 <= token < vocab:
+            raise InputError(f"token {i} is {token}, the vocabulary has {vocab} entries")

@@ -1,0 +1,1 @@
+"""Floor 4: conversations with an engine."""

@@ -1,0 +1,1 @@
+"""Floor 1: between text and token ids."""

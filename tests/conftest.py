@@ -1,0 +1,24 @@
+"""Before anything else: one thread per process for BLAS and torch, because tests run side by side on few cores."""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+from pathlib import Path  # noqa: E402 (after the variables above)
+
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("tests", deadline=None, print_blob=True)
+settings.load_profile("tests")
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture
+def mlx():
+    """The folder of a committed MLX checkpoint, by name."""
+    return lambda name: DATA / "mlx" / name

@@ -1,0 +1,51 @@
+"""Logits are a function of weights and tokens alone: bit for bit the same however the work is cut and batched."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import moeflux
+from conftest import DATA
+from moeflux import Segment
+
+FAMILIES = ["qwen3_moe-4bit-f32", "qwen3_next-4bit-f32", "qwen3_5_moe_vl_fused-4bit-f32", "deepseek_v3-4bit-f32"]
+N = 24
+
+
+@cache
+def opened(name):
+    engine = moeflux.load(DATA / "mlx" / name, backend="numpy")
+    ids = np.random.default_rng(1).integers(0, 512, N).tolist()
+    return engine, ids, engine.score(ids)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_token_by_token_equals_one_chunk(name):
+    engine, ids, whole = opened(name)
+    sequence = engine.sequence()
+    rows = [engine.forward(Segment(sequence, [token]))[0] for token in ids]
+    np.testing.assert_array_equal(np.concatenate(rows), whole)
+
+
+CUTS = st.lists(st.sets(st.integers(1, N - 1), max_size=6), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=15)
+@given(cuts=CUTS)
+def test_any_cut_in_any_company_equals_one_chunk(name, cuts):
+    """Sequences over the same tokens, each cut at places of its own, advance side by side."""
+    engine, ids, whole = opened(name)
+    edges = [[0, *sorted(cut), N] for cut in cuts]
+    sequences = [engine.sequence() for _ in cuts]
+    for step in range(max(map(len, edges)) - 1):
+        going = [i for i, edge in enumerate(edges) if step + 1 < len(edge)]
+        spans = [slice(edges[i][step], edges[i][step + 1]) for i in going]
+        batch = [Segment(sequences[i], ids[span], "all") for i, span in zip(going, spans, strict=True)]
+        for span, logits in zip(spans, engine.forward(*batch), strict=True):
+            np.testing.assert_array_equal(logits, whole[span])
