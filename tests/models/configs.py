@@ -25,6 +25,11 @@ QWEN3_MOE = {
         "mlp_only_layers": [1], "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     },
+    "k10-of-12": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+        "num_experts": 12, "num_experts_per_tok": 10, "moe_intermediate_size": 16, "intermediate_size": 32, "norm_topk_prob": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+    },
     "bias-k4-yarn-sparse-step": {
         "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32,
         "num_experts": 7, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "intermediate_size": 40, "norm_topk_prob": True,

@@ -22,24 +22,29 @@ def read_rope(fields: Fields, head_dim: int, pairing: Pairing, *, theta: float, 
         )
     if theta <= 1:
         raise ConfigError(f"{theta} is not a rotary base", where=fields.where("rope_theta"))
-    scaling, kind = _scaling(new, old)
-    if kind == "yarn":
-        return Rope(dim, theta, pairing, yarn=_yarn(scaling))
-    if kind == "linear":
-        return Rope(dim, theta, pairing, linear_factor=scaling.number("factor", low=1.0))
+    scalings = [scaling for scaling in (_scaling(new), _scaling(old)) if scaling is not None]
+    if len(scalings) == 2 and scalings[0] != scalings[1]:
+        raise ConfigError("contradicts rope_parameters", where=fields.where("rope_scaling"))
+    match scalings[0] if scalings else None:
+        case Yarn() as yarn:
+            return Rope(dim, theta, pairing, yarn=yarn)
+        case float() as factor:
+            return Rope(dim, theta, pairing, linear_factor=factor)
     return Rope(dim, theta, pairing)
 
 
-def _scaling(new: Fields, old: Fields) -> tuple[Fields, str]:
+def _scaling(fields: Fields) -> Yarn | float | None:
+    """How positions beyond the trained context are reached: YaRN, a linear factor, or not."""
     kinds = ("default", "yarn", "linear")
-    for fields in (new, old):
-        kind = fields.only("rope_type", *kinds)
-        other = fields.only("type", *kinds, "mrope")  # mrope: positions of images, plain for text
-        if other != "default" and other != "mrope":
-            kind = other
-        if kind != "default":
-            return fields, kind
-    return new, "default"
+    kind = fields.only("rope_type", *kinds)
+    other = fields.only("type", *kinds, "mrope")  # mrope: positions of images, plain for text
+    if other in ("yarn", "linear"):
+        if kind not in ("default", other):
+            raise ConfigError(f"{other!r} contradicts rope_type = {kind!r}", where=fields.where("type"))
+        kind = other
+    if kind == "yarn":
+        return _yarn(fields)
+    return fields.number("factor", low=1.0) if kind == "linear" else None
 
 
 def _agree(places: list[Fields], name: str, default: float) -> float:

@@ -39,7 +39,8 @@ def forward(model: Model, batch: Batch) -> list[F32 | None]:
     """Advance every sequence of the batch by its tokens. Per segment: logits [wanted rows, vocab], or None."""
     batch.check(model.spec.vocab)
     try:
-        logits = _run(model, batch)
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is caught below
+            logits = _run(model, batch)
     except BaseException as error:
         for segment in batch.segments:
             segment.sequence.mark_broken(f"{type(error).__name__}: {error}")
@@ -61,6 +62,8 @@ def _run(model: Model, batch: Batch) -> list[F32 | None]:
     if not rows:
         return [None] * len(batch.segments)
     logits = ops.to_numpy(ops.head(x[rows], trunk.final_norm, trunk.head, spec.norm_eps))
+    if not np.isfinite(logits).all():
+        raise NumericError("the logits are not finite", hint="a weight of the model is broken")
     return _split(logits, batch)
 
 

@@ -35,14 +35,15 @@ class NumpyOps(Ops):
         return np.array(values, dtype=np.float32)
 
     def load_matrix(self, matrix: Matrix) -> F32:
-        return _decode_finite(matrix)
+        return np.array(_decode_finite(matrix))  # a copy even where nothing was decoded: files may change under a mapping
 
     def load_embedding(self, matrix: Matrix) -> Matrix:
         """Kept coded: one row per token is all that is ever decoded."""
-        return matrix
+        parts = {name: np.array(part) for name, part in matrix.parts.items()}
+        return Matrix(matrix.codec, matrix.shape, parts, matrix.source)
 
     def load_heads(self, matrix: Matrix) -> F32:
-        return _decode_finite(matrix)
+        return self.load_matrix(matrix)
 
     def load_kv_b(self, matrix: Matrix, spec: Mla) -> tuple[F32, F32]:
         heads = _decode_finite(matrix).reshape(spec.n_heads, spec.nope_dim + spec.value_dim, spec.kv_rank)
