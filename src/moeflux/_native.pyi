@@ -1,1 +1,128 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
 def instruction_set() -> str: ...
+
+class Block:
+    def __init__(self, n_bytes: int) -> None: ...
+    def bytes(self) -> Bytes: ...
+
+class Matrix:
+    rows: int
+    cols: int
+
+class Heads:
+    n_out: int
+
+class Layer:
+    def __init__(self) -> None: ...
+    def matrix(self, role: str, matrix: Matrix) -> None: ...
+    def vector(self, role: str, vector: F32) -> None: ...
+    def heads(self, role: str, heads: Heads) -> None: ...
+    def common(self, hidden: int, eps: float) -> None: ...
+    def attention(self, heads: int, groups: int, dim: int, gated: bool, rotation: Rotation) -> None: ...
+    def latent(self, heads: int, nope: int, rank: int, scale: float, eps: float, rotation: Rotation) -> None: ...
+    def delta(self, key_heads: int, heads: int, key_dim: int, value_dim: int, width: int) -> None: ...
+    def routing(
+        self, sigmoid: bool, experts: int, k: int, groups: int, top_groups: int, normalize: bool, scale: float
+    ) -> None: ...
+
+class Bank:
+    def __init__(self, experts: int) -> None: ...
+    def put(self, expert: int, gate: Matrix, up: Matrix, down: Matrix) -> None: ...
+
+class Rotation:
+    def __init__(self, frequencies: Sequence[float], scale: float, interleaved: bool) -> None: ...
+
+def plain_matrix(rows: int, cols: int, dtype: str, weight: Bytes) -> Matrix: ...
+def affine_matrix(
+    rows: int, cols: int, bits: int, group: int, dtype: str, weight: Bytes, scales: Bytes, biases: Bytes
+) -> Matrix: ...
+def fp8_matrix(rows: int, cols: int, block: int, dtype: str, weight: Bytes, scales: Bytes) -> Matrix: ...
+def heads(matrix: Matrix, heads: int, first: int, rows: int, transposed: bool) -> Heads: ...
+
+class Machine:
+    threads: int
+    isa: str
+    seconds: float
+    def __init__(self, threads: int, isa: str, exact: bool, poison: bool) -> None: ...
+    def linears(self, x: F32, matrices: tuple[Matrix, ...], y: tuple[F32, ...]) -> None: ...
+    def head_linear(self, x: F32, weight: Heads, y: F32) -> None: ...
+    def embed(self, table: Matrix, ids: Ints, y: F32) -> None: ...
+    def rms_norm(self, x: F32, weight: F32, eps: float, y: F32) -> None: ...
+    def add_norm(self, a: F32, b: F32, weight: F32, eps: float, total: F32, y: F32) -> None: ...
+    def mlp(self, x: F32, gate: Matrix, up: Matrix, down: Matrix, output_gate: Matrix | None, y: F32) -> None: ...
+    def attention(
+        self,
+        q: F32,
+        k: F32,
+        v: F32,
+        q_norm: F32,
+        k_norm: F32,
+        eps: float,
+        heads: int,
+        groups: int,
+        dim: int,
+        gated: bool,
+        rotation: Rotation,
+        spans: list[Any],
+        out: F32,
+    ) -> None: ...
+    def latent_attention(
+        self,
+        q_latent: F32,
+        q: F32,
+        nope: int,
+        kv: F32,
+        norm: F32,
+        eps: float,
+        scale: float,
+        rotation: Rotation,
+        spans: list[Any],
+        out: F32,
+    ) -> None: ...
+    def delta_net(
+        self,
+        qkv: F32,
+        z: F32,
+        a: F32,
+        b: F32,
+        conv: F32,
+        a_log: F32,
+        dt_bias: F32,
+        norm: F32,
+        eps: float,
+        key_heads: int,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        spans: list[Any],
+        out: F32,
+    ) -> None: ...
+    def route(
+        self,
+        logits: F32,
+        bias: F32 | None,
+        k: int,
+        groups: int,
+        top_groups: int,
+        normalize: bool,
+        scale: float,
+        ids: Ints,
+        weights: F32,
+    ) -> bool: ...
+    def experts(self, x: F32, ids: Ints, weights: F32, bank: Bank, y: F32) -> None: ...
+    def experts_some(self, x: F32, ids: Ints, bank: Bank, which: Ints, outputs: F32) -> None: ...
+    def run_mixer(self, layer: Layer, x: F32, spans: list[Any], h: F32, ids: Ints, weights: F32) -> bool: ...
+    def run_ffn(self, layer: Layer, x: F32, h: F32, ids: Ints, weights: F32, bank: Bank | None) -> None: ...
+    def run_layers(self, layers: list[Any], x: F32, spans: list[Any], banks: list[Any]) -> int: ...
+    def time_read(self, buffer: Bytes) -> float: ...
+    def multiply_rate(self) -> float: ...
+    def combine(self, outputs: F32, weights: F32, y: F32) -> None: ...

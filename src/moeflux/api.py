@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moeflux.core.config import EngineConfig
 from moeflux.runtime import engine as runtime
+from moeflux.runtime.experts import Progress
 from moeflux.session.generate import Token, generate
 
 
@@ -26,6 +27,11 @@ def load(
     ram: int | str | None = None,
     vram: int | str | None = None,
     context: int | None = None,
+    isa: str = "auto",
+    progress: Progress | None = None,
 ) -> Engine:
-    """Open a model folder in place. An option that would do nothing is refused with the reason."""
-    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context))
+    """Open a model folder in place. An option that would do nothing is refused with the reason.
+
+    `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
+    """
+    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context, isa), progress)

@@ -419,8 +419,10 @@ def test_unaligned_data(folder, open_it):
     text = json.dumps(header).encode()
     write_raw(folder / SHARD, text + b" " * (1 + len(text) % 2), data)
     open_it(folder)
-    with moeflux.load(folder, backend="numpy") as engine, moeflux.load(copy(QWEN, folder / "good")) as good:
-        assert (engine.score([5, 6, 7]) == good.score([5, 6, 7])).all()
+    good = copy(QWEN, folder / "good")
+    for backend in ("numpy", "native"):
+        with moeflux.load(folder, backend=backend) as engine, moeflux.load(good, backend=backend) as other:
+            assert (engine.score([5, 6, 7]) == other.score([5, 6, 7])).all()
 
 
 def test_tensor_in_two_shards(folder, open_it):

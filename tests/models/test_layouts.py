@@ -53,7 +53,7 @@ def test_fused_and_separate_experts_are_identical(family, tmp_path):
     ref = reference(family, name)
     separate = save(ref.model, tmp_path / "separate")
     fused = rewrite.rewrite(separate, tmp_path / "fused", rewrite.fuse_experts)
-    with moeflux.load(fused) as engine:
+    with moeflux.load(fused, backend="numpy") as engine:
         layer = engine.spec.moe_layers()[0][0]
         assert len(engine._checkpoint.experts(layer).extents(0)) == 2
         logits = engine.score(ref.ids)

@@ -10,23 +10,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import moeflux
+from backends.machines import on_machine
 from conftest import DATA
-from moeflux import Segment
+from moeflux import Segment, Trace
+from moeflux.backends.native.ops import NativeOps, available_isas
 
 FAMILIES = ["qwen3_moe-4bit-f32", "qwen3_next-4bit-f32", "qwen3_5_moe_vl_fused-4bit-f32", "deepseek_v3-4bit-f32"]
 N = 24
 
 
+BACKENDS = ["numpy", *available_isas()]
+
+
 @cache
-def opened(name):
-    engine = moeflux.load(DATA / "mlx" / name, backend="numpy")
+def opened(name, backend):
+    """An engine, tokens and their logits. The native ones have NaN in every piece of fresh memory."""
+    engine = moeflux.load(DATA / "mlx" / name, backend="numpy" if backend == "numpy" else "native")
+    if backend != "numpy":
+        engine = on_machine(DATA / "mlx" / name, NativeOps(2, backend, poison=True))
     ids = np.random.default_rng(1).integers(0, 512, N).tolist()
     return engine, ids, engine.score(ids)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_token_by_token_equals_one_chunk(name):
-    engine, ids, whole = opened(name)
+def test_token_by_token_equals_one_chunk(name, backend):
+    engine, ids, whole = opened(name, backend)
     sequence = engine.sequence()
     rows = [engine.forward(Segment(sequence, [token]))[0] for token in ids]
     np.testing.assert_array_equal(np.concatenate(rows), whole)
@@ -35,12 +44,13 @@ def test_token_by_token_equals_one_chunk(name):
 CUTS = st.lists(st.sets(st.integers(1, N - 1), max_size=6), min_size=1, max_size=3)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=15)
 @given(cuts=CUTS)
-def test_any_cut_in_any_company_equals_one_chunk(name, cuts):
+def test_any_cut_in_any_company_equals_one_chunk(name, backend, cuts):
     """Sequences over the same tokens, each cut at places of its own, advance side by side."""
-    engine, ids, whole = opened(name)
+    engine, ids, whole = opened(name, backend)
     edges = [[0, *sorted(cut), N] for cut in cuts]
     sequences = [engine.sequence() for _ in cuts]
     for step in range(max(map(len, edges)) - 1):
@@ -49,3 +59,30 @@ def test_any_cut_in_any_company_equals_one_chunk(name, cuts):
         batch = [Segment(sequences[i], ids[span], "all") for i, span in zip(going, spans, strict=True)]
         for span, logits in zip(spans, engine.forward(*batch), strict=True):
             np.testing.assert_array_equal(logits, whole[span])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_threads_do_not_matter(name):
+    _, ids, two = opened(name, available_isas()[0])
+    for threads in (1, 3, 8):
+        engine = on_machine(DATA / "mlx" / name, NativeOps(threads, poison=True))
+        np.testing.assert_array_equal(engine.score(ids), two)
+
+
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("name", FAMILIES)
+def test_watching_does_not_matter(name, isa):
+    """A traced run goes block by block, an untraced one layer by layer: the same bits."""
+    engine, ids, whole = opened(name, isa)
+    np.testing.assert_array_equal(engine.score(ids, trace=Trace()), whole)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_residency_does_not_matter(name, monkeypatch):
+    """Experts all in memory, or read when needed."""
+    _, ids, whole = opened(name, available_isas()[0])
+    with monkeypatch.context() as patch:
+        patch.setattr("moeflux.runtime.engine.available_memory", lambda: 0)
+        demand = moeflux.load(DATA / "mlx" / name)
+    assert "read when needed" in demand.notes[-1]
+    np.testing.assert_array_equal(demand.score(ids), whole)

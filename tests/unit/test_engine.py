@@ -11,16 +11,28 @@ from moeflux import Segment
 NAME = "qwen3_moe-4bit-f32"
 
 
-@pytest.fixture
-def engine(mlx):
-    with moeflux.load(mlx(NAME)) as engine:
+@pytest.fixture(params=["native", "numpy"])
+def engine(mlx, request):
+    with moeflux.load(mlx(NAME), backend=request.param) as engine:
         yield engine
 
 
-@pytest.mark.parametrize("option", [{"threads": 2}, {"ram": "8GiB"}, {"vram": "1GiB"}, {"context": 4096}])
-def test_options_that_would_do_nothing_are_refused(mlx, option):
-    with pytest.raises(moeflux.OptionError, match=next(iter(option))) as caught:
-        moeflux.load(mlx(NAME), **option)
+REFUSED = [
+    {"ram": "8GiB"},
+    {"vram": "1GiB"},
+    {"context": 4096},
+    {"threads": 2, "backend": "numpy"},
+    {"isa": "generic", "backend": "numpy"},
+    {"threads": 0},
+    {"threads": True},
+    {"isa": "mmx"},
+]
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=str)
+def test_options_that_would_do_nothing_are_refused(mlx, options):
+    with pytest.raises(moeflux.OptionError, match=next(iter(options))) as caught:
+        moeflux.load(mlx(NAME), **options)
     assert caught.value.hint
 
 
@@ -70,7 +82,7 @@ def test_generate_stops_at_end_of_text(engine, mlx, tmp_path):
     ids = [token.id for token in engine.generate([5, 6], max_tokens=3)]
     folder = shutil.copytree(mlx(NAME), tmp_path / "model")
     (folder / "generation_config.json").write_text(f'{{"eos_token_id": [{ids[1]}]}}')
-    with moeflux.load(folder) as other:
+    with moeflux.load(folder, backend=engine.config.backend) as other:
         assert [token.id for token in other.generate([5, 6], max_tokens=3)] == ids[: ids.index(ids[1])]
 
 
@@ -122,6 +134,7 @@ def test_a_failed_run_breaks_only_its_sequences(engine, monkeypatch):
     engine.forward(Segment(hurt, [1]), Segment(other, [1]))
     with monkeypatch.context() as patch:
         patch.setattr(engine.model.experts, "acquire", _fail)
+        patch.setattr(engine.model.experts, "resident", lambda _: None)
         with pytest.raises(OSError, match="the drive is gone"):
             engine.forward(Segment(hurt, [2]))
     with pytest.raises(moeflux.StateError, match="the drive is gone"):

@@ -7,7 +7,7 @@ import pytest
 
 import moeflux
 from moeflux.formats.quant import decode
-from moeflux.runtime.demand import Lease
+from moeflux.runtime.experts import read_expert
 
 
 @pytest.mark.parametrize(
@@ -19,19 +19,18 @@ def test_extents_of_stacks(mlx, name, layer):
         table = checkpoint.experts(layer)
         assert len(table.extents(3)) == 9
         assert sum(extent.length for extent in table.extents(3)) == table.layout.nbytes
-        lease = Lease(checkpoint, layer, [3])
+        slot = np.empty(table.layout.nbytes, np.uint8)
+        matrices = read_expert(checkpoint, layer, 3, slot)
         for part in ("gate", "up", "down"):
             stack = decode(checkpoint.load(checkpoint.tensor(f"model.layers.{layer}.mlp.switch_mlp.{part}_proj.weight")))
-            np.testing.assert_array_equal(decode(lease.matrices(3)[part]), stack[3])
+            np.testing.assert_array_equal(decode(matrices[part]), stack[3])
 
 
-def test_lease_grants_only_what_was_asked(mlx):
-    with moeflux.load(mlx("qwen3_moe-4bit-f32")) as engine:
-        lease = engine.model.experts.acquire(0, [1])
-        with pytest.raises(KeyError, match="expert 2"):
-            lease.matrices(2)
-        lease.release()
-        with pytest.raises(KeyError, match="expert 1"):
-            lease.matrices(1)
+def test_leases_end(mlx):
+    with moeflux.load(mlx("qwen3_moe-4bit-f32"), backend="numpy") as engine:
+        with engine.model.experts.acquire(0, [1, 5]) as lease:
+            assert set(lease.bank) == {1, 5}
+        with pytest.raises(moeflux.StateError, match="released"):
+            _ = lease.bank
         with pytest.raises(IndexError):
             engine._checkpoint.experts(0).extents(8)

@@ -11,20 +11,35 @@ reduce in an order that does not depend on T; expert outputs are added in rank o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import Array, DeltaState, KvState, LatentState, LayerState
 from moeflux.formats.quant import Matrix
-from moeflux.models.spec import Attention, DeltaNet, Mixer, Mla, Rope, Router
+from moeflux.models.spec import Attention, DeltaNet, Layer, Mixer, Mla, Moe, Rope, Router
 
 Handle = Any  # a weight as the backend keeps it
 Weights = Mapping[str, Handle]
 
 
+Record = Callable[[str, Array], None]  # name of an intermediate result, its rows
+
+
 @dataclass(frozen=True)
+class LayerWeights:
+    """One layer of the trunk as the backend keeps it. `fused`: what `Ops.fuse` made of it."""
+
+    spec: Layer
+    mixer: Weights
+    ffn: Weights
+    mixer_norm: Handle
+    ffn_norm: Handle
+    fused: Handle | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Rows [start, stop) of a batch: new tokens of one sequence, whose first stands at `position`."""
 
@@ -36,12 +51,6 @@ class Span:
     @property
     def rows(self) -> slice:
         return slice(self.start, self.stop)
-
-
-class ExpertSource(Protocol):
-    """Experts of one layer that may be read now: what a lease grants."""
-
-    def matrices(self, expert: int) -> Mapping[str, Matrix]: ...
 
 
 class Ops(ABC):
@@ -69,6 +78,18 @@ class Ops(ABC):
     @abstractmethod
     def load_heads(self, matrix: Matrix) -> Handle:
         """One matrix per head: [H, out, in]."""
+
+    @abstractmethod
+    def allocate(self, n_bytes: int) -> Any:
+        """Memory for expert slots: a writable uint8 numpy array that lives as long as something looks into it."""
+
+    @abstractmethod
+    def new_bank(self, n_experts: int) -> Handle:
+        """An empty bank: the experts of one layer that are in memory, by number."""
+
+    @abstractmethod
+    def put_expert(self, bank: Handle, expert: int, matrices: Mapping[str, Matrix]) -> None:
+        """Into the bank: gate, up and down, as views into a slot that stays as it is while the bank is used."""
 
     @abstractmethod
     def to_numpy(self, x: Array) -> Any: ...
@@ -129,8 +150,60 @@ class Ops(ABC):
         """Expert ids [T, k] ordered by (score descending, index ascending), and their weights [T, k]."""
 
     @abstractmethod
-    def experts(self, x: Array, ids: Array, weights: Array, source: ExpertSource) -> Array:
-        """Sum of the chosen experts' outputs [T, hidden], added in rank order."""
+    def experts(self, x: Array, ids: Array, weights: Array, bank: Handle) -> Array:
+        """Sum of the chosen experts' outputs [T, hidden], added in rank order. The bank must hold them."""
+
+    # A layer, in two halves: between them the chosen experts are fetched.
+
+    def fuse(self, layer: LayerWeights, eps: float) -> Handle | None:
+        """What a backend wants to prepare in order to run the halves of this layer as a whole."""
+        return None
+
+    def run_mixer(
+        self, w: LayerWeights, x: Array, spans: Sequence[Span], eps: float, record: Record | None
+    ) -> tuple[Array, Array, Array | None, Array | None]:
+        """x + mixer(norm(x)), its norm, and the router's ids and weights where the layer has one. May work in place."""
+        mixed = self.mix(self.rms_norm(x, w.mixer_norm, eps), w.mixer, w.spec.mixer, spans, eps)
+        x, h = self.add_norm(x, mixed, w.ffn_norm, eps)
+        logits = ids = weights = None
+        if isinstance(w.spec.ffn, Moe):
+            logits, ids, weights = self.router(h, w.ffn["router"], w.ffn.get("router_bias"), w.spec.ffn.router)
+        if record:
+            for name, rows in (("mixer", mixed), ("ffn_input", h), ("router_logits", logits)):
+                if rows is not None:
+                    record(name, rows)
+        return x, h, ids, weights
+
+    def run_resident(
+        self,
+        layers: Sequence[LayerWeights],
+        x: Array,
+        spans: Callable[[int], Sequence[Span]],
+        banks: Sequence[Handle | None],
+    ) -> Array | None:
+        """All layers at once where every expert is in its bank; None where the backend has no such way."""
+        return None
+
+    def run_ffn(
+        self,
+        w: LayerWeights,
+        x: Array,
+        h: Array,
+        ids: Array | None,
+        weights: Array | None,
+        bank: Handle | None,
+        record: Record | None,
+    ) -> Array:
+        """x + experts(h) + shared expert(h), or x + mlp(h). May work in place."""
+        if ids is None:
+            return x + self.mlp(h, w.ffn)
+        y = self.experts(h, ids, weights, bank)
+        shared = self.shared_expert(h, w.ffn) if "shared_gate_proj" in w.ffn else None
+        if record:
+            record("experts", y)
+            if shared is not None:
+                record("shared", shared)
+        return x + (y if shared is None else y + shared)
 
     # Blocks.
 
@@ -230,6 +303,11 @@ class Ops(ABC):
         z = z.reshape(n, heads, spec.value_dim)
         return qkv, z, ba[:, :, :ratio].reshape(n, heads), ba[:, :, ratio:].reshape(n, heads)
 
+    def add_norm(self, x: Array, y: Array, weight: Handle, eps: float) -> tuple[Array, Array]:
+        """x + y, and its norm."""
+        total = x + y
+        return total, self.rms_norm(total, weight, eps)
+
     def mlp(self, x: Array, w: Weights, prefix: str = "") -> Array:
         gate, up = self.linear(x, w[f"{prefix}gate_proj"]), self.linear(x, w[f"{prefix}up_proj"])
         return self.linear(self.silu(gate) * up, w[f"{prefix}down_proj"])
@@ -238,6 +316,11 @@ class Ops(ABC):
         """[T, hidden]; gated where the model has a gate."""
         y = self.mlp(x, w, "shared_")
         return y * self.sigmoid(self.linear(x, w["shared_gate"])) if "shared_gate" in w else y
+
+    def router(self, x: Array, weight: Handle, bias: Handle | None, spec: Router) -> tuple[Array, Array, Array]:
+        """Logits [T, experts], ids and weights [T, k]."""
+        logits = self.linear(x, weight)
+        return logits, *self.route(logits, bias, spec)
 
     def head(self, x: Array, norm: Handle, weight: Handle, eps: float) -> Array:
         """Logits [T, vocab]."""

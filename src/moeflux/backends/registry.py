@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from moeflux.backends.ops import Ops
+from moeflux.core.config import EngineConfig
+from moeflux.core.errors import OptionError
 
 
-def open_backend(name: str) -> Ops:
-    """`name` is one that `core.config` has accepted."""
-    from moeflux.backends.numpy.ops import NumpyOps
+def open_backend(config: EngineConfig) -> Ops:
+    if config.resolved_backend == "numpy":
+        from moeflux.backends.numpy.ops import NumpyOps
 
-    return {"numpy": NumpyOps}[name]()
+        return NumpyOps()
+    from moeflux.backends.native.ops import NativeOps, available_isas
+
+    if config.isa not in ("auto", *available_isas()):
+        raise OptionError(
+            f"this machine has no {config.isa}", where="option 'isa'", hint=f"available: {', '.join(available_isas())}"
+        )
+    return NativeOps(config.n_threads, config.isa)

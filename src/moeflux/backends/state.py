@@ -24,13 +24,17 @@ class Rows:
         self._length = 0
 
     def append(self, rows: Array) -> None:
-        end = self._length + len(rows)
+        self.extend(len(rows))[self._length - len(rows) : self._length] = rows
+
+    def extend(self, n: int) -> Array:
+        """Make room for n more rows, which count as filled; returns the whole table for them to be written into."""
+        end = self._length + n
         if end > len(self._data):
             grown = self._allocate((-(-end // BLOCK) * BLOCK, *self._row_shape))
             grown[: self._length] = self._data[: self._length]
             self._data = grown
-        self._data[self._length : end] = rows
         self._length = end
+        return self._data
 
     @property
     def filled(self) -> Array:

@@ -130,12 +130,19 @@ _SHAPES: dict[str, Config] = {
 SHAPES = tuple(_SHAPES)
 
 
-def published_config(shape: str) -> Config:
-    """config.json of the affine 4-bit, group 64 conversion; Qwen's small gates are 8-bit there."""
+def published_config(shape: str, layers: int | None = None) -> Config:
+    """config.json of the affine 4-bit, group 64 conversion; Qwen's small gates are 8-bit there. `layers`: only the first."""
     if shape not in _SHAPES:
         raise OptionError(f"unknown shape {shape!r}", where="shape", hint=f"one of: {', '.join(SHAPES)}")
     config = dict(_SHAPES[shape])
     text = config.get("text_config", config)
+    if layers is not None:
+        first_moe = text.get("first_k_dense_replace", 0) + 1
+        if not first_moe <= layers <= text["num_hidden_layers"]:
+            whole = text["num_hidden_layers"]
+            raise OptionError(f"{layers} layers of {shape}", where="layers", hint=f"from {first_moe} to {whole}")
+        text = text | {"num_hidden_layers": layers}
+        config = config | ({"text_config": text} if "text_config" in config else text)
     quantization: Config = {"group_size": 64, "bits": 4, "mode": "affine"}
     if "num_experts" in text:
         prefix = "language_model.model" if "text_config" in config else "model"

@@ -46,8 +46,11 @@ class Stored:
     spread: float
 
 
-def write_checkpoint(config: Mapping[str, Any], folder: Path, seed: int = 0, progress: Progress | None = None) -> None:
-    """A folder that `load` opens. It must not exist or be empty; config.json comes last, so half a folder never opens."""
+def write_checkpoint(config: Mapping[str, Any], folder: Path, seed: int = 0, progress: Progress | None = None) -> int:
+    """A folder that `load` opens, which must not exist or be empty; returns its bytes.
+
+    config.json comes last, so that half a folder never opens.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OptionError("exists and is not an empty folder", where=str(folder))
     spec, rules = read_spec(config), read_quant_rules(config)
@@ -64,7 +67,7 @@ def write_checkpoint(config: Mapping[str, Any], folder: Path, seed: int = 0, pro
             _write_header(out, shard)
             for item in shard:
                 for block in pool.blocks(item):
-                    out.write(block.tobytes())
+                    out.write(block.data)
                     done += block.nbytes
                     if progress:
                         progress(done, total)
@@ -73,6 +76,7 @@ def write_checkpoint(config: Mapping[str, Any], folder: Path, seed: int = 0, pro
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+    return total
 
 
 def _arrays(spec: ModelSpec, rules: QuantRules) -> Iterator[Stored]:

@@ -10,17 +10,23 @@ from typing import Annotated
 import typer
 
 from moeflux.api import load
+from moeflux.cli.progress import byte_bar
 
 
 def generate(
     model: Annotated[Path, typer.Argument(help="Model folder.")],
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.")],
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Stop after this many tokens.")] = 128,
-    backend: Annotated[str, typer.Option(help="auto or numpy.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")] = None,
+    isa: Annotated[str, typer.Option(help="auto, avx512_vnni, avx2 or generic.")] = "auto",
 ) -> None:
     """Continue a text, always with the most likely token."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    with load(model, backend=backend) as engine:
+    with (
+        byte_bar("loading") as progress,
+        load(model, backend=backend, threads=threads, isa=isa, progress=progress) as engine,
+    ):
         for note in engine.notes:
             print(note, file=sys.stderr)
         print(f"{model}: {engine.spec.model_type}, {engine.config.resolved_backend} backend", file=sys.stderr)

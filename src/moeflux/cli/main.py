@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 import moeflux
-from moeflux.backends.native import instruction_set
+from moeflux.backends.native.ops import available_isas
+from moeflux.cli import bench
 from moeflux.cli.generate import generate
 from moeflux.cli.inspect import inspect
+from moeflux.cli.synth import synth
 from moeflux.core.errors import MoefluxError
 
 app = typer.Typer(
@@ -23,11 +25,13 @@ app = typer.Typer(
 )
 app.command()(inspect)
 app.command()(generate)
+app.command()(synth)
+app.add_typer(bench.app, name="bench")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"moeflux {moeflux.__version__} (native: {instruction_set()})")
+        typer.echo(f"moeflux {moeflux.__version__} (native: {available_isas()[0]})")
         raise typer.Exit
 
 

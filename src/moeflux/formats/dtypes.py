@@ -50,6 +50,15 @@ def encode_float(values: F32, dtype: str) -> Array:
     raise ValueError(f"cannot write {dtype}")
 
 
+def all_finite(values: Array, dtype: str) -> bool:
+    """Whether no stored value is NaN or infinity, from the exponent bits alone."""
+    if dtype == "F8_E4M3":
+        return not bool(((values & 0x7F) == 0x7F).any())
+    exponent = {"F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00}[dtype]
+    bits: Array = values.view(np.uint32) if dtype == "F32" else values.view(np.uint16)
+    return not bool(((bits & exponent) == exponent).any())
+
+
 def _e4m3_table() -> F32:
     codes = np.arange(256)
     sign = np.where(codes & 0x80, -1.0, 1.0)

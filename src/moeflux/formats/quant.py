@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from moeflux.formats.dtypes import F32, STORAGE, Array, decode_float, encode_float
+from moeflux.formats.dtypes import F32, STORAGE, Array, all_finite, decode_float, encode_float
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
@@ -135,6 +135,14 @@ def _decode(codec: Codec, shape: Shape, parts: Mapping[str, Array]) -> F32:
             scale = scale.repeat(block[0], axis=-2).repeat(block[1], axis=-1)
             n_out, n_in = shape[-2:]
             return decode_float(parts["weight"], "F8_E4M3") * scale[..., :n_out, :n_in]
+
+
+def broken_part(matrix: Matrix) -> str | None:
+    """The first component that holds NaN or infinity, if one does. Decodes nothing."""
+    for component in matrix.codec.components(matrix.shape):
+        if component.dtype != "U32" and not all_finite(matrix.parts[component.name], component.dtype):
+            return component.name
+    return None
 
 
 def unpack(words: Array, bits: int) -> npt.NDArray[np.uint8]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from moeflux.backends.ops import Ops
 from moeflux.backends.registry import open_backend
 from moeflux.core.config import EngineConfig
 from moeflux.core.errors import ClosedError
 from moeflux.core.log import log
+from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.batch import Batch, Segment, check_tokens
-from moeflux.runtime.demand import DemandExperts
+from moeflux.runtime.experts import DemandExperts, Experts, Progress, ResidentExperts
 from moeflux.runtime.forward import Model, forward
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.trace import Trace
@@ -31,18 +34,19 @@ CHUNK = 512  # tokens of a prompt that are run together
 class Engine:
     """Two engines share nothing; one engine may hold many sequences."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self.config = config
         spec = read_spec(read_config(config.model))
         self._checkpoint = Checkpoint(config.model, spec.names)
         try:
-            ops = open_backend(config.resolved_backend)
+            ops = open_backend(config)
             trunk = load_trunk(spec, self._checkpoint, ops)
+            experts, placed = _place_experts(spec, self._checkpoint, ops, progress)
         except BaseException:
             self._checkpoint.close()
             raise
-        self._model: Model | None = Model(spec, ops, trunk, DemandExperts(self._checkpoint))
-        self.notes = skipped_note(self._checkpoint)
+        self._model: Model | None = Model(spec, ops, trunk, experts)
+        self.notes = (*skipped_note(self._checkpoint), *placed)
         for note in self.notes:
             log.info("%s: %s", config.model, note)
 
@@ -87,6 +91,31 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+MEMORY_MARGIN = 1.5e9  # left free for state, scratch and everybody else
+
+
+def _place_experts(
+    spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Progress | None
+) -> tuple[Experts, tuple[str, ...]]:
+    """All in memory where they fit, else read when needed; and one line where that costs speed."""
+    layers = [layer for layer, _ in spec.moe_layers()]
+    if ops.name == "numpy":  # decodes an expert each time it is used, so keeping its bytes would gain little
+        return DemandExperts(checkpoint, ops), ()
+    needed, free = sum(checkpoint.experts(layer).nbytes for layer in layers), available_memory()
+    if needed <= free - MEMORY_MARGIN:
+        return ResidentExperts(checkpoint, ops, layers, progress), ()
+    note = f"experts are read when needed: {format_bytes(needed)} do not fit into {format_bytes(free)} of free memory"
+    return DemandExperts(checkpoint, ops), (note,)
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def skipped_note(checkpoint: Checkpoint) -> tuple[str, ...]:

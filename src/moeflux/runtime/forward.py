@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ import numpy.typing as npt
 from moeflux.backends.ops import Ops, Span
 from moeflux.backends.state import Array
 from moeflux.core.errors import NumericError
-from moeflux.models.spec import ModelSpec, Moe
+from moeflux.models.spec import ModelSpec
 from moeflux.runtime.batch import Batch
-from moeflux.runtime.demand import DemandExperts
-from moeflux.runtime.trunk import Trunk, TrunkLayer
+from moeflux.runtime.experts import Experts
+from moeflux.runtime.trunk import Trunk
 
 F32 = npt.NDArray[np.float32]
-Record = Callable[[int, str, Array], None]
+LayerRecord = Callable[[int, str, Array], None]
 Routing = tuple[Array, Array]  # ids and weights, [T, k] each
 
 
@@ -32,7 +33,7 @@ class Model:
     spec: ModelSpec
     ops: Ops
     trunk: Trunk
-    experts: DemandExperts
+    experts: Experts
 
 
 def forward(model: Model, batch: Batch) -> list[F32 | None]:
@@ -54,10 +55,11 @@ def _run(model: Model, batch: Batch) -> list[F32 | None]:
     ops, spec, trunk = model.ops, model.spec, model.trunk
     record = _recorder(ops, batch)
     x = ops.embed(trunk.embedding, batch.tokens())
-    record(-1, "embedding", x)
-    for index, layer in enumerate(trunk.layers):
-        x = layer_forward(model, index, layer, x, batch.spans(index), record)
-    record(len(trunk.layers), "final", x)
+    if record:
+        record(-1, "embedding", x)
+    x = _run_layers(model, batch, x, record)
+    if record:
+        record(len(trunk.layers), "final", x)
     rows = batch.wanted_rows()
     if not rows:
         return [None] * len(batch.segments)
@@ -67,55 +69,53 @@ def _run(model: Model, batch: Batch) -> list[F32 | None]:
     return _split(logits, batch)
 
 
-def layer_forward(
-    model: Model,
-    index: int,
-    layer: TrunkLayer,
-    x: Array,
-    spans: Sequence[Span],
-    record: Record,
-    routing: Routing | None = None,
-) -> Array:
-    """One layer over [T, hidden]. `routing` forces the experts: kernels are compared with it, never served with it."""
-    ops, eps = model.ops, model.spec.norm_eps
-    record(index, "input", x)
-    mixed = ops.mix(ops.rms_norm(x, layer.mixer_norm, eps), layer.mixer, layer.spec.mixer, spans, eps)
-    record(index, "mixer", mixed)
-    x = x + mixed
-    h = ops.rms_norm(x, layer.ffn_norm, eps)
-    record(index, "ffn_input", h)
-    if isinstance(layer.spec.ffn, Moe):
-        y = _moe(model, index, layer, layer.spec.ffn, h, record, routing)
-    else:
-        y = ops.mlp(h, layer.ffn)
-    x = x + y
-    record(index, "output", x)
+def _run_layers(model: Model, batch: Batch, x: Array, record: LayerRecord | None) -> Array:
+    layers = model.trunk.layers
+    banks = model.experts.resident(len(layers)) if record is None else None
+    if banks is not None and (y := model.ops.run_resident(layers, x, batch.spans, banks)) is not None:
+        return y
+    for index in range(len(layers)):
+        x = layer_forward(model, index, x, batch.spans(index), record)
     return x
 
 
-def _moe(model: Model, index: int, layer: TrunkLayer, moe: Moe, h: Array, record: Record, routing: Routing | None) -> Array:
-    ops, weights = model.ops, layer.ffn
-    logits = ops.linear(h, weights["router"])
-    record(index, "router_logits", logits)
+def layer_forward(
+    model: Model,
+    index: int,
+    x: Array,
+    spans: Sequence[Span],
+    record: LayerRecord | None = None,
+    routing: Routing | None = None,
+) -> Array:
+    """One layer over [T, hidden], perhaps in place. `routing` forces the experts: for comparing kernels only."""
+    ops, layer, eps = model.ops, model.trunk.layers[index], model.spec.norm_eps
+    note = partial(record, index) if record else None
+    if note:
+        note("input", x)
     try:
-        ids, shares = routing or ops.route(logits, weights.get("router_bias"), moe.router)
+        x, h, ids, weights = ops.run_mixer(layer, x, spans, eps, note)
     except NumericError as error:
         error.where = f"layer {index}"
         raise
-    record(index, "router_ids", ids)
-    record(index, "router_weights", shares)
-    with model.experts.acquire(index, {int(i) for i in np.unique(ops.to_numpy(ids))}) as lease:
-        y = ops.experts(h, ids, shares, lease)
-    record(index, "experts", y)
-    if moe.shared_width:
-        shared = ops.shared_expert(h, weights)
-        record(index, "shared", shared)
-        y = y + shared
-    return y
+    if ids is None:
+        x = ops.run_ffn(layer, x, h, None, None, None, note)
+    else:
+        ids, weights = routing or (ids, weights)
+        if note:
+            note("router_ids", ids)
+            note("router_weights", weights)
+        with model.experts.acquire(index, ops.to_numpy(ids)) as lease:
+            x = ops.run_ffn(layer, x, h, ids, weights, lease.bank, note)
+    if note:
+        note("output", x)
+    return x
 
 
-def _recorder(ops: Ops, batch: Batch) -> Record:
+def _recorder(ops: Ops, batch: Batch) -> LayerRecord | None:
+    """None where nothing is traced: backends may then run a layer as a whole."""
     traced = [(s.trace, start, s) for s, start in zip(batch.segments, batch.starts, strict=True) if s.trace is not None]
+    if not traced:
+        return None
 
     def record(layer: int, name: str, rows: Any) -> None:
         for trace, start, segment in traced:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moeflux.backends.ops import Handle, Ops
+from moeflux.backends.ops import Handle, LayerWeights, Ops
 from moeflux.core.errors import FormatError
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.experts import ExpertTable
@@ -19,18 +19,9 @@ from moeflux.models.spec import Layer, Mla, ModelSpec, Moe, Weight, Weights
 
 
 @dataclass(frozen=True)
-class TrunkLayer:
-    spec: Layer
-    mixer: Mapping[str, Handle]
-    ffn: Mapping[str, Handle]
-    mixer_norm: Handle
-    ffn_norm: Handle
-
-
-@dataclass(frozen=True)
 class Trunk:
     embedding: Handle
-    layers: tuple[TrunkLayer, ...]
+    layers: tuple[LayerWeights, ...]
     final_norm: Handle
     head: Handle
 
@@ -78,16 +69,13 @@ def load_trunk(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops) -> Trunk:
                     handles[name.split(".")[-2]] = ops.load_heads(checkpoint.load(views[name]))
         return handles
 
-    layers = tuple(
-        TrunkLayer(
-            layer,
-            load_block(layer.mixer_weights, layer.mixer),
-            load_block(layer.ffn_weights, layer.ffn),
-            load(layer.mixer_norm),
-            load(layer.ffn_norm),
-        )
-        for layer in spec.layers
-    )
+    def load_layer(layer: Layer) -> LayerWeights:
+        mixer = load_block(layer.mixer_weights, layer.mixer)
+        ffn = load_block(layer.ffn_weights, layer.ffn)
+        weights = LayerWeights(layer, mixer, ffn, load(layer.mixer_norm), load(layer.ffn_norm))
+        return replace(weights, fused=ops.fuse(weights, spec.norm_eps))
+
+    layers = tuple(load_layer(layer) for layer in spec.layers)
     head = load(spec.head) if spec.head else ops.load_matrix(checkpoint.load(views[spec.embedding.name]))
     return Trunk(load(spec.embedding), layers, load(spec.final_norm), head)
 

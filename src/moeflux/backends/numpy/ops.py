@@ -7,18 +7,17 @@ Weights are decoded to float32 when they are loaded, experts when they are used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moeflux.backends.ops import ExpertSource, Ops
+from moeflux.backends.ops import Handle, Ops
 from moeflux.backends.rope import frequencies, rotation_scale
 from moeflux.backends.state import DeltaState
 from moeflux.core.errors import FormatError, NumericError
-from moeflux.formats.dtypes import decode_float
-from moeflux.formats.quant import BlockFp8, Matrix, decode
+from moeflux.formats.quant import BlockFp8, Matrix, broken_part, decode
 from moeflux.models.spec import Mla, Rope, Router
 
 F32 = npt.NDArray[np.float32]
@@ -34,34 +33,44 @@ class NumpyOps(Ops):
     def load_vector(self, values: F32) -> F32:
         return np.array(values, dtype=np.float32)
 
-    def load_matrix(self, matrix: Matrix) -> F32:
+    def load_matrix(self, matrix: Matrix) -> Handle:
         return np.array(_decode_finite(matrix))  # a copy even where nothing was decoded: files may change under a mapping
 
-    def load_embedding(self, matrix: Matrix) -> Matrix:
+    def load_embedding(self, matrix: Matrix) -> Handle:
         """Kept coded: one row per token is all that is ever decoded."""
         parts = {name: np.array(part) for name, part in matrix.parts.items()}
         return Matrix(matrix.codec, matrix.shape, parts, matrix.source)
 
-    def load_heads(self, matrix: Matrix) -> F32:
+    def load_heads(self, matrix: Matrix) -> Handle:
         return self.load_matrix(matrix)
 
-    def load_kv_b(self, matrix: Matrix, spec: Mla) -> tuple[F32, F32]:
+    def load_kv_b(self, matrix: Matrix, spec: Mla) -> tuple[Handle, Handle]:
         heads = _decode_finite(matrix).reshape(spec.n_heads, spec.nope_dim + spec.value_dim, spec.kv_rank)
         embed_q = np.ascontiguousarray(heads[:, : spec.nope_dim].transpose(0, 2, 1))
         return embed_q, np.ascontiguousarray(heads[:, spec.nope_dim :])
 
+    def allocate(self, n_bytes: int) -> npt.NDArray[np.uint8]:
+        return np.empty(n_bytes, dtype=np.uint8)
+
+    def new_bank(self, n_experts: int) -> Handle:
+        return {}
+
+    def put_expert(self, bank: Handle, expert: int, matrices: Mapping[str, Matrix]) -> None:
+        """Kept coded, decoded when used."""
+        bank[expert] = matrices
+
     def to_numpy(self, x: F32) -> F32:
         return x
 
-    def embed(self, table: Matrix, ids: Sequence[int]) -> F32:
+    def embed(self, table: Handle, ids: Sequence[int]) -> F32:
         if isinstance(table.codec, BlockFp8):
             return np.asarray(_decode_finite(table)[np.asarray(ids)])
         return _decode_finite(table.rows(np.asarray(ids, dtype=np.int64)))
 
-    def linear(self, x: F32, weight: F32) -> F32:
+    def linear(self, x: F32, weight: Handle) -> F32:
         return np.stack([weight @ row for row in np.ascontiguousarray(x)])
 
-    def head_linear(self, x: F32, weight: F32) -> F32:
+    def head_linear(self, x: F32, weight: Handle) -> F32:
         return np.stack([np.matmul(weight, row[:, :, None])[:, :, 0] for row in x])
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
@@ -150,11 +159,11 @@ class NumpyOps(Ops):
             weights = weights / (weights.sum(axis=-1, keepdims=True) + tiny)
         return ids, np.asarray(weights * np.float32(router.scale), dtype=np.float32)
 
-    def experts(self, x: F32, ids: Ints, weights: F32, source: ExpertSource) -> F32:
+    def experts(self, x: F32, ids: Ints, weights: F32, bank: Handle) -> F32:
         outputs = np.empty((*ids.shape, x.shape[-1]), dtype=np.float32)  # [T, k, hidden]
         for expert in np.unique(ids):
             tokens, ranks = np.nonzero(ids == expert)
-            m = {name: _decode_finite(matrix) for name, matrix in source.matrices(int(expert)).items()}
+            m = {name: _decode_finite(matrix) for name, matrix in bank[int(expert)].items()}
             inner = self.silu(self.linear(x[tokens], m["gate"])) * self.linear(x[tokens], m["up"])
             outputs[tokens, ranks] = self.linear(inner, m["down"])
         total = np.zeros_like(x)
@@ -167,20 +176,11 @@ def _decode_finite(matrix: Matrix) -> F32:
     values = decode(matrix)
     if not np.isfinite(values).all():
         raise FormatError(
-            f"{_first_bad_part(matrix)} holds NaN or infinity",
+            f"{broken_part(matrix) or 'the product of code and scale'} holds NaN or infinity",
             where=matrix.source,
             hint="the file is damaged; download it again",
         )
     return values
-
-
-def _first_bad_part(matrix: Matrix) -> str:
-    for component in matrix.codec.components(matrix.shape):
-        if component.dtype == "U32":
-            continue  # codes, which cannot be broken
-        if not np.isfinite(decode_float(matrix.parts[component.name], component.dtype)).all():
-            return component.name
-    return "the product of code and scale"
 
 
 def _top(scores: F32, k: int) -> Ints:

@@ -1,0 +1,128 @@
+#include "layer.h"
+
+#include <cstring>
+
+namespace moeflux {
+
+namespace {
+
+std::vector<KvSpan> kv_spans(const std::vector<LayerSpan>& spans) {
+    std::vector<KvSpan> result;
+    for (const auto& s : spans) result.push_back({s.start, s.stop, s.position, s.first, s.second, s.dtype});
+    return result;
+}
+
+void run_attention(Machine& m, const Layer& l, const float* h, int64_t tokens, const std::vector<LayerSpan>& spans, float* y) {
+    float* q = m.floats(0, tokens * l.q.rows);
+    float* k = m.floats(1, tokens * l.k.rows);
+    float* v = m.floats(2, tokens * l.v.rows);
+    float* mixed = m.floats(3, tokens * l.shape.heads * l.shape.dim);
+    m.linears(h, tokens, {&l.q, &l.k, &l.v}, {q, k, v});
+    m.attention(q, k, v, l.q_norm, l.k_norm, l.eps, l.shape, l.rotation, kv_spans(spans), mixed);
+    m.linears(mixed, tokens, {&l.o}, {y});
+}
+
+void run_latent(Machine& m, const Layer& l, const float* h, int64_t tokens, const std::vector<LayerSpan>& spans, float* y) {
+    const int64_t rope = int64_t(l.rotation.frequencies.size()) * 2, width = l.nope + rope;
+    float* q = m.floats(0, tokens * l.heads * width);
+    float* kv = m.floats(1, tokens * l.kv_a.rows);
+    if (l.q_a.rows == 0) {
+        m.linears(h, tokens, {&l.q, &l.kv_a}, {q, kv});
+    } else {
+        float* low = m.floats(2, tokens * l.q_a.rows);
+        m.linears(h, tokens, {&l.q_a, &l.kv_a}, {low, kv});
+        m.rms_norm(low, l.q_a_norm, l.latent_eps, tokens, l.q_a.rows, low);
+        m.linears(low, tokens, {&l.q_b}, {q});
+    }
+    float* nope = m.floats(2, tokens * l.heads * l.nope);
+    for (int64_t i = 0; i < tokens * l.heads; ++i) std::memcpy(nope + i * l.nope, q + i * width, size_t(l.nope) * 4);
+    float* q_latent = m.floats(3, tokens * l.heads * l.rank);
+    float* mixed = m.floats(4, tokens * l.heads * l.rank);
+    m.head_linear(nope, tokens, l.embed_q, q_latent);
+    m.latent_attention(q_latent, q + l.nope, width, kv, l.kv_a_norm, l.latent_eps, l.heads, l.rank, l.scale, l.rotation,
+                       kv_spans(spans), mixed);
+    float* values = m.floats(2, tokens * l.heads * l.unembed_out.rows);
+    m.head_linear(mixed, tokens, l.unembed_out, values);
+    m.linears(values, tokens, {&l.o}, {y});
+}
+
+// Undo the interleaving by key head of the fused projections.
+void split_fused(const Layer& l, const float* qkvz, const float* ba, int64_t tokens, float* qkv, float* z, float* b, float* a) {
+    const auto& s = l.delta;
+    const int64_t ratio = s.heads / s.key_heads, dk = s.key_dim, dv = ratio * s.value_dim;
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t g = 0; g < s.key_heads; ++g) {
+            const float* from = qkvz + (t * s.key_heads + g) * 2 * (dk + dv);
+            float* to = qkv + t * s.channels();
+            std::memcpy(to + g * dk, from, size_t(dk) * 4);
+            std::memcpy(to + (s.key_heads + g) * dk, from + dk, size_t(dk) * 4);
+            std::memcpy(to + 2 * s.key_heads * dk + g * dv, from + 2 * dk, size_t(dv) * 4);
+            std::memcpy(z + (t * s.key_heads + g) * dv, from + 2 * dk + dv, size_t(dv) * 4);
+            const float* gates = ba + (t * s.key_heads + g) * 2 * ratio;
+            std::memcpy(b + t * s.heads + g * ratio, gates, size_t(ratio) * 4);
+            std::memcpy(a + t * s.heads + g * ratio, gates + ratio, size_t(ratio) * 4);
+        }
+}
+
+void run_delta(Machine& m, const Layer& l, const float* h, int64_t tokens, const std::vector<LayerSpan>& spans, float* y) {
+    const auto& s = l.delta;
+    const int64_t value_width = s.heads * s.value_dim;
+    float* qkv = m.floats(0, tokens * s.channels());
+    float* z = m.floats(1, tokens * value_width);
+    float* b = m.floats(2, tokens * s.heads);
+    float* a = m.floats(3, tokens * s.heads);
+    float* mixed = m.floats(4, tokens * value_width);
+    if (l.qkvz.rows) {
+        float* qkvz = m.floats(5, tokens * l.qkvz.rows);
+        float* ba = m.floats(6, tokens * l.ba.rows);
+        m.linears(h, tokens, {&l.qkvz, &l.ba}, {qkvz, ba});
+        split_fused(l, qkvz, ba, tokens, qkv, z, b, a);
+    } else {
+        m.linears(h, tokens, {&l.qkv, &l.z, &l.b, &l.a}, {qkv, z, b, a});
+    }
+    std::vector<DeltaStateSpan> states;
+    for (const auto& span : spans)
+        states.push_back({span.start, span.stop, reinterpret_cast<float*>(span.first), reinterpret_cast<float*>(span.second)});
+    m.delta_net(qkv, z, a, b, l.conv, l.a_log, l.dt_bias, l.norm, l.eps, s, states, mixed);
+    m.linears(mixed, tokens, {&l.out}, {y});
+}
+
+}  // namespace
+
+bool run_mixer(Machine& m, const Layer& l, float* x, int64_t tokens, const std::vector<LayerSpan>& spans, float* h,
+               int64_t* ids, float* weights) {
+    const Machine::Call call(m);
+    float* y = m.floats(7, tokens * l.hidden);
+    m.rms_norm(x, l.mixer_norm, l.eps, tokens, l.hidden, h);
+    switch (l.mixer) {
+        case Mixer::attention: run_attention(m, l, h, tokens, spans, y); break;
+        case Mixer::latent: run_latent(m, l, h, tokens, spans, y); break;
+        case Mixer::delta: run_delta(m, l, h, tokens, spans, y); break;
+    }
+    m.add_norm(x, y, l.ffn_norm, l.eps, tokens, l.hidden, x, h);
+    if (!l.moe()) return true;
+    float* logits = m.floats(0, tokens * l.router.rows);
+    m.linears(h, tokens, {&l.router}, {logits});
+    return m.route(logits, l.router_bias, tokens, l.routing, ids, weights);
+}
+
+void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t tokens, const int64_t* ids, const float* weights,
+             const std::vector<Expert>& ready) {
+    const Machine::Call call(m);
+    float* y = m.floats(7, tokens * l.hidden);
+    if (!l.moe()) {
+        m.mlp(h, tokens, l.gate_proj, l.up_proj, l.down_proj, nullptr, y);
+        m.add(x, y, tokens * l.hidden, x);
+        return;
+    }
+    m.experts_all(h, tokens, l.hidden, ids, weights, l.routing.k, ready, y);
+    if (l.shared_gate_proj.rows) {
+        float* shared = m.floats(6, tokens * l.hidden);
+        m.mlp(h, tokens, l.shared_gate_proj, l.shared_up_proj, l.shared_down_proj, l.shared_gate.rows ? &l.shared_gate : nullptr,
+              shared);
+        m.add(y, shared, tokens * l.hidden, y);
+    }
+    m.add(x, y, tokens * l.hidden, x);
+}
+
+}  // namespace moeflux

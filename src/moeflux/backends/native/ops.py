@@ -1,0 +1,312 @@
+"""The native CPU backend: arrays are numpy float32, weights stay coded, every block is a few native calls.
+
+Activations are rounded to int8 per group before a product with affine weights; `exact` keeps them in float32, for tests
+against the reference. Bits do not depend on threads, on how a prompt is cut or on company: see native/kernels.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import moeflux._native as _native
+from moeflux.backends.native.layer import fuse_layer, rotation
+from moeflux.backends.numpy.ops import NumpyOps
+from moeflux.backends.ops import Handle, LayerWeights, Record, Span, Weights
+from moeflux.backends.rope import mla_scale
+from moeflux.backends.state import DeltaState, KvState, LatentState
+from moeflux.core.errors import FormatError, NumericError
+from moeflux.formats.quant import Affine, BlockFp8, Matrix, Plain, broken_part
+from moeflux.models.spec import Attention, DeltaNet, Mla, Moe, Router
+
+F32 = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+class NativeOps(NumpyOps):
+    """Primitives that have no kernel of their own are numpy's; no block of the four families uses them."""
+
+    name = "native"
+
+    def __init__(self, threads: int, isa: str = "auto", *, exact: bool = False, poison: bool = False) -> None:
+        """`exact`: float32 activations. `poison`: scratch memory is filled with NaN before each use."""
+        self._machine = _native.Machine(threads=threads, isa=isa, exact=exact, poison=poison)
+        self._poison = poison
+
+    @property
+    def threads(self) -> int:
+        return self._machine.threads
+
+    @property
+    def isa(self) -> str:
+        return self._machine.isa
+
+    @property
+    def native_seconds(self) -> float:
+        """Time spent inside native calls so far."""
+        return self._machine.seconds
+
+    def time_read(self, buffer: Bytes) -> float:
+        """Seconds that all threads together take to read a buffer once."""
+        return self._machine.time_read(buffer)
+
+    def multiply_rate(self) -> float:
+        """Integer multiply-adds per second of all threads together, from registers alone."""
+        return self._machine.multiply_rate()
+
+    # Weights and memory.
+
+    def allocate(self, n_bytes: int) -> Bytes:
+        return _native.Block(n_bytes).bytes()
+
+    def load_vector(self, values: F32) -> F32:
+        return np.array(values, dtype=np.float32, order="C")
+
+    def load_matrix(self, matrix: Matrix) -> _native.Matrix:
+        if part := broken_part(matrix):
+            hint = "the file is damaged; download it again"
+            raise FormatError(f"{part} holds NaN or infinity", where=matrix.source, hint=hint)
+        return _wrap(self.resident(matrix))
+
+    def load_embedding(self, matrix: Matrix) -> _native.Matrix:
+        return self.load_matrix(matrix)
+
+    def load_heads(self, matrix: Matrix) -> _native.Heads:
+        heads, rows, _ = matrix.shape
+        return _native.heads(self.load_matrix(matrix), heads, 0, rows, False)
+
+    def load_kv_b(self, matrix: Matrix, spec: Mla) -> tuple[_native.Heads, _native.Heads]:
+        stored = self.load_matrix(matrix)
+        embed_q = _native.heads(stored, spec.n_heads, 0, spec.nope_dim, True)
+        return embed_q, _native.heads(stored, spec.n_heads, spec.nope_dim, spec.value_dim, False)
+
+    def new_bank(self, n_experts: int) -> _native.Bank:
+        return _native.Bank(n_experts)
+
+    def put_expert(self, bank: _native.Bank, expert: int, matrices: Mapping[str, Matrix]) -> None:
+        bank.put(expert, *(_wrap(matrices[name]) for name in ("gate", "up", "down")))
+
+    def resident(self, matrix: Matrix) -> Matrix:
+        """A copy of the components in memory of our own, on huge pages where they are large."""
+        parts = {}
+        for name, part in matrix.parts.items():
+            memory = self.allocate(part.nbytes)
+            copy = memory.view(part.dtype).reshape(part.shape)
+            copy[...] = part
+            parts[name] = copy
+        return Matrix(matrix.codec, matrix.shape, parts, matrix.source)
+
+    def _empty(self, *shape: int) -> F32:
+        y = np.empty(shape, dtype=np.float32)
+        if self._poison:
+            y.fill(np.nan)
+        return y
+
+    # Primitives.
+
+    def embed(self, table: _native.Matrix, ids: Sequence[int]) -> F32:
+        y = self._empty(len(ids), table.cols)
+        self._machine.embed(table, np.asarray(ids, dtype=np.int64), y)
+        return y
+
+    def linear(self, x: F32, weight: _native.Matrix) -> F32:
+        y = self._empty(len(x), weight.rows)
+        self._machine.linears(np.ascontiguousarray(x), (weight,), (y,))
+        return y
+
+    def _linears(self, x: F32, w: Weights, roles: Sequence[str]) -> list[F32]:
+        """Several products with the same input, as one piece of work."""
+        matrices = tuple([w[role] for role in roles])
+        outputs = [self._empty(len(x), m.rows) for m in matrices]
+        self._machine.linears(x, matrices, tuple(outputs))
+        for role, y in zip(roles, outputs, strict=True):
+            if f"{role}.bias" in w:
+                y += w[f"{role}.bias"]
+        return outputs
+
+    def head_linear(self, x: F32, weight: _native.Heads) -> F32:
+        y = self._empty(len(x), x.shape[1], weight.n_out)
+        self._machine.head_linear(np.ascontiguousarray(x), weight, y)
+        return y
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        y = self._empty(*x.shape)
+        self._machine.rms_norm(np.ascontiguousarray(x), weight, eps, y)
+        return y
+
+    def add_norm(self, x: F32, y: F32, weight: F32, eps: float) -> tuple[F32, F32]:
+        total, normed = self._empty(*x.shape), self._empty(*x.shape)
+        self._machine.add_norm(x, y, weight, eps, total, normed)
+        return total, normed
+
+    def route(self, logits: F32, bias: F32 | None, router: Router) -> tuple[Ints, F32]:
+        ids = np.empty((len(logits), router.k), dtype=np.int64)
+        weights = self._empty(len(logits), router.k)
+        scores = logits.copy()  # the machine turns logits into scores in place
+        shape = (router.k, router.n_groups, router.top_groups, router.normalize, router.scale)
+        if not self._machine.route(scores, bias, *shape, ids, weights):
+            raise _not_finite()
+        return ids, weights
+
+    def experts(self, x: F32, ids: Ints, weights: F32, bank: _native.Bank) -> F32:
+        y = self._empty(*x.shape)
+        self._machine.experts(x, ids, weights, bank, y)
+        return y
+
+    def experts_arriving(
+        self, x: F32, ids: Ints, weights: F32, bank: _native.Bank, arrivals: Iterable[Sequence[int]]
+    ) -> F32:
+        """The same for experts that come into the bank one after the other: each arrival names those that are there now."""
+        outputs = self._empty(*ids.shape, x.shape[-1])  # [T, k, hidden]
+        for which in arrivals:
+            self._machine.experts_some(x, ids, bank, np.asarray(which, dtype=np.int64), outputs)
+        y = self._empty(*x.shape)
+        self._machine.combine(outputs, weights, y)
+        return y
+
+    # A layer, in two native calls where nothing is recorded.
+
+    def fuse(self, layer: LayerWeights, eps: float) -> _native.Layer | None:
+        return fuse_layer(layer, eps)
+
+    def run_mixer(
+        self, w: LayerWeights, x: F32, spans: Sequence[Span], eps: float, record: Record | None
+    ) -> tuple[F32, F32, Ints | None, F32 | None]:
+        if record or w.fused is None:
+            return super().run_mixer(w, x, spans, eps, record)
+        h, moe = self._empty(*x.shape), isinstance(w.spec.ffn, Moe)
+        k = w.spec.ffn.router.k if isinstance(w.spec.ffn, Moe) else 0
+        ids, weights = np.empty((len(x), k), dtype=np.int64), np.empty((len(x), k), dtype=np.float32)
+        if not self._machine.run_mixer(w.fused, x, [_state(span) for span in spans], h, ids, weights):
+            raise _not_finite()
+        return (x, h, ids, weights) if moe else (x, h, None, None)
+
+    def run_ffn(
+        self,
+        w: LayerWeights,
+        x: F32,
+        h: F32,
+        ids: Ints | None,
+        weights: F32 | None,
+        bank: _native.Bank | None,
+        record: Record | None,
+    ) -> F32:
+        if record or w.fused is None:
+            return np.asarray(super().run_ffn(w, x, h, ids, weights, bank, record))
+        if ids is None or weights is None:
+            ids, weights = np.empty((0, 0), dtype=np.int64), np.empty((0, 0), dtype=np.float32)
+        self._machine.run_ffn(w.fused, x, h, ids, weights, bank)
+        return x
+
+    def run_resident(
+        self,
+        layers: Sequence[LayerWeights],
+        x: F32,
+        spans: Callable[[int], Sequence[Span]],
+        banks: Sequence[_native.Bank | None],
+    ) -> F32 | None:
+        fused = [layer.fused for layer in layers]
+        if None in fused:
+            return None
+        states = [[_state(span) for span in spans(i)] for i in range(len(layers))]
+        broken = self._machine.run_layers(fused, x, states, list(banks))
+        if broken >= 0:
+            raise _not_finite(f"layer {broken}")
+        return x
+
+    # Blocks.
+
+    def mlp(self, x: F32, w: Weights, prefix: str = "") -> F32:
+        return self._mlp(x, w, prefix, None)
+
+    def shared_expert(self, x: F32, w: Weights) -> F32:
+        return self._mlp(x, w, "shared_", w.get("shared_gate"))
+
+    def _mlp(self, x: F32, w: Weights, prefix: str, gate: Handle | None) -> F32:
+        y = self._empty(*x.shape)
+        parts = (w[f"{prefix}gate_proj"], w[f"{prefix}up_proj"], w[f"{prefix}down_proj"])
+        self._machine.mlp(np.ascontiguousarray(x), *parts, gate, y)
+        return y
+
+    def attention(self, x: F32, w: Weights, spec: Attention, spans: Sequence[Span], eps: float) -> F32:
+        q, k, v = self._linears(x, w, ("q_proj", "k_proj", "v_proj"))
+        states = [_state(span) for span in spans]
+        mixed = self._empty(len(x), spec.n_heads * spec.head_dim)
+        shape = (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.gated)
+        self._machine.attention(q, k, v, w["q_norm"], w["k_norm"], eps, *shape, rotation(spec.rope), states, mixed)
+        return self._linears(mixed, w, ("o_proj",))[0]
+
+    def latent_attention(self, x: F32, w: Weights, spec: Mla, spans: Sequence[Span]) -> F32:
+        if spec.q_rank is None:
+            q, kv = self._linears(x, w, ("q_proj", "kv_a_proj"))
+        else:
+            low, kv = self._linears(x, w, ("q_a_proj", "kv_a_proj"))
+            (q,) = self._linears(self.rms_norm(low, w["q_a_norm"], spec.norm_eps), w, ("q_b_proj",))
+        q = q.reshape(len(x), spec.n_heads, -1)
+        q_latent = self.head_linear(q[:, :, : spec.nope_dim], w["embed_q"])
+        states = [_state(span) for span in spans]
+        mixed = self._empty(len(x), spec.n_heads, spec.kv_rank)
+        scale, turn = mla_scale(spec), rotation(spec.rope)
+        self._machine.latent_attention(
+            q_latent, q, spec.nope_dim, kv, w["kv_a_norm"], spec.norm_eps, scale, turn, states, mixed
+        )
+        values = self.head_linear(mixed, w["unembed_out"])
+        return self._linears(values.reshape(len(x), -1), w, ("o_proj",))[0]
+
+    def delta_net(self, x: F32, w: Weights, spec: DeltaNet, spans: Sequence[Span], eps: float) -> F32:
+        qkv, z, b, a = (np.ascontiguousarray(part) for part in self._delta_inputs(x, w, spec))
+        states = [(span.start, span.stop, span.state.conv, span.state.delta) for span in spans]
+        mixed = self._empty(len(x), spec.n_value_heads * spec.value_dim)
+        shape = (spec.n_key_heads, spec.n_value_heads, spec.key_dim, spec.value_dim)
+        gates = (w["conv1d"], w["A_log"], w["dt_bias"], w["norm"])
+        self._machine.delta_net(qkv, z, a, b, *gates, eps, *shape, states, mixed)
+        return self.linear(mixed, w["out_proj"])
+
+    def _delta_inputs(self, x: F32, w: Weights, spec: DeltaNet) -> tuple[F32, F32, F32, F32]:
+        if spec.fused:
+            return super()._delta_inputs(x, w, spec)
+        qkv, z, b, a = self._linears(x, w, ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
+        return qkv, z, b, a
+
+
+def _not_finite(where: str | None = None) -> NumericError:
+    hint = "a weight of this layer or before is broken"
+    return NumericError("the router's scores are not finite", where=where, hint=hint)
+
+
+def _state(span: Span) -> tuple[Any, ...]:
+    """What a native layer needs of a span: rows, position and the arrays of its state, grown for the new tokens."""
+    state, n = span.state, span.stop - span.start
+    match state:
+        case KvState():
+            return (span.start, span.stop, span.position, state.keys.extend(n), state.values.extend(n))
+        case LatentState():
+            latents = state.latents.extend(n)
+            return (span.start, span.stop, span.position, latents, latents)
+        case DeltaState():
+            return (span.start, span.stop, span.position, state.conv, state.delta)
+    raise TypeError(type(state))
+
+
+def available_isas() -> tuple[str, ...]:
+    """Instruction sets whose kernels run on this machine, best first."""
+    order = ("avx512_vnni", "avx2", "generic")
+    return order[order.index(_native.instruction_set()) :]
+
+
+def _wrap(matrix: Matrix) -> _native.Matrix:
+    """A native matrix that looks into the parts' memory; leading dimensions become rows."""
+    *lead, cols = matrix.shape
+    rows = int(np.prod(lead))
+    parts = {name: part.view(np.uint8).reshape(-1) for name, part in matrix.parts.items()}
+    match matrix.codec:
+        case Plain(dtype):
+            return _native.plain_matrix(rows, cols, dtype, parts["weight"])
+        case Affine(bits, group, scales):
+            return _native.affine_matrix(rows, cols, bits, group, scales, parts["weight"], parts["scales"], parts["biases"])
+        case BlockFp8(block, scales):
+            return _native.fp8_matrix(rows, cols, block[0], scales, parts["weight"], parts["scale_inv"])

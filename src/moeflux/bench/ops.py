@@ -1,0 +1,140 @@
+"""Kernels at the shapes of a published model, streamed from memory: bytes per second beside the machine's read bandwidth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeflux.backends.native.ops import NativeOps
+from moeflux.bench.limits import Limits, Samples
+from moeflux.formats.dtypes import encode_float
+from moeflux.formats.quant import Affine, Matrix, nbytes
+
+POOL_BYTES = 3 * 2**29  # weights of one case: far more than any cache holds
+CODEC = Affine(4, 64, "BF16")
+
+# Qwen3.5-35B-A3B: rows and columns
+MATRICES = {"q_proj": (8192, 2048), "in_proj_qkv": (8192, 2048), "o_proj": (2048, 4096), "lm_head": (248320, 2048)}
+EXPERT_WIDTH, HIDDEN, N_CHOSEN = 512, 2048, 8
+
+
+@dataclass(frozen=True)
+class OpRow:
+    name: str
+    shape: str
+    threads: int
+    tokens: int
+    bytes_touched: int  # per call
+    rate: Samples  # bytes per second
+    read: Samples
+    macs: Samples  # multiply-adds per second
+    multiply: Samples
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "shape": self.shape,
+            "threads": self.threads,
+            "tokens": self.tokens,
+            "bytes": self.bytes_touched,
+            "gb_s": [self.rate.best / 1e9, self.rate.median / 1e9],
+            "read_gb_s": [self.read.best / 1e9, self.read.median / 1e9],
+            "share_of_read": [self.rate.best / self.read.best, self.rate.median / self.read.median],
+            "gmac_s": [self.macs.best / 1e9, self.macs.median / 1e9],
+            "share_of_multiply": [self.macs.best / self.multiply.best, self.macs.median / self.multiply.median],
+        }
+
+
+def bench_ops(threads: int, isa: str = "auto", tokens: int = 1, repeats: int = 7) -> Iterator[OpRow]:
+    """One row for each case, as it is done."""
+    ops = NativeOps(threads, isa)
+    for name, (rows, cols) in MATRICES.items():
+        n = max(1, POOL_BYTES // nbytes(CODEC, (rows, cols)))
+        weights = [ops.load_matrix(_random_matrix(rows, cols, seed)) for seed in range(min(n, 96))]
+        x = np.random.default_rng(0).normal(size=(tokens, cols)).astype(np.float32)
+        run = _linear_runner(ops, x, weights)
+        yield _measure(
+            ops, name, f"{rows}x{cols}", tokens, nbytes(CODEC, (rows, cols)), rows * cols, len(weights), run, repeats
+        )
+        del weights, run
+    yield _bench_experts(ops, tokens, repeats)
+
+
+def _linear_runner(ops: NativeOps, x: Any, weights: list[Any]) -> Callable[[int], None]:
+    def run(i: int) -> None:
+        ops.linear(x, weights[i])
+
+    return run
+
+
+def _bench_experts(ops: NativeOps, tokens: int, repeats: int) -> OpRow:
+    one = 2 * nbytes(CODEC, (EXPERT_WIDTH, HIDDEN)) + nbytes(CODEC, (HIDDEN, EXPERT_WIDTH))
+    n = POOL_BYTES // one
+    bank = ops.new_bank(n)
+    for expert in range(n):
+        ops.put_expert(bank, expert, _random_expert(ops, expert))
+    random = np.random.default_rng(1)
+    x = random.normal(size=(tokens, HIDDEN)).astype(np.float32)
+    weights = np.full((tokens, N_CHOSEN), 1 / N_CHOSEN, dtype=np.float32)
+    calls = n // N_CHOSEN
+    order = random.permutation(n)[: calls * N_CHOSEN].reshape(calls, N_CHOSEN)
+
+    def run(i: int) -> None:
+        ops.experts(x, np.repeat(order[i][None], tokens, axis=0), weights, bank)
+
+    macs = 3 * EXPERT_WIDTH * HIDDEN * N_CHOSEN
+    return _measure(ops, "8 experts", f"3x{EXPERT_WIDTH}x{HIDDEN}", tokens, one * N_CHOSEN, macs, calls, run, repeats)
+
+
+def _measure(
+    ops: NativeOps,
+    name: str,
+    shape: str,
+    tokens: int,
+    n_bytes: int,
+    macs: int,
+    calls: int,
+    run: Callable[[int], None],
+    repeats: int,
+) -> OpRow:
+    """Alternates a pass over all weights with a sample of the machine's limits."""
+    limits = Limits(ops)
+    seconds = []
+    for repeat in range(repeats + 1):
+        limits.sample()
+        start = time.perf_counter()
+        for i in range(calls):
+            run(i)
+        if repeat:  # the first pass warms up
+            seconds.append((time.perf_counter() - start) / calls)
+    return OpRow(
+        name,
+        shape,
+        ops.threads,
+        tokens,
+        n_bytes,
+        Samples(tuple(n_bytes / s for s in seconds)),
+        limits.read,
+        Samples(tuple(macs * tokens / s for s in seconds)),
+        limits.multiply,
+    )
+
+
+def _random_matrix(rows: int, cols: int, seed: int) -> Matrix:
+    random = np.random.default_rng(seed)
+    scale = np.full((rows, cols // 64), 0.002, dtype=np.float32)  # sane scales: denormal ones would slow every multiply
+    parts = {
+        "weight": np.frombuffer(random.bytes(rows * cols // 2), dtype=np.uint32).reshape(rows, cols // 8),
+        "scales": encode_float(scale, "BF16"),
+        "biases": encode_float(-7.5 * scale, "BF16"),
+    }
+    return Matrix(CODEC, (rows, cols), parts, "random")
+
+
+def _random_expert(ops: NativeOps, seed: int) -> dict[str, Matrix]:
+    shapes = {"gate": (EXPERT_WIDTH, HIDDEN), "up": (EXPERT_WIDTH, HIDDEN), "down": (HIDDEN, EXPERT_WIDTH)}
+    return {name: ops.resident(_random_matrix(*shape, 3 * seed + i)) for i, (name, shape) in enumerate(shapes.items())}

@@ -1,0 +1,107 @@
+"""`moeflux bench …`: a table for people, one JSON line last for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from moeflux.api import load
+from moeflux.bench.ops import bench_ops
+from moeflux.bench.speed import SpeedRow, bench_decode, bench_prefill
+from moeflux.cli.progress import byte_bar
+from moeflux.core.config import EngineConfig
+
+app = typer.Typer(help="Measure speed, beside the machine's limits measured in the same run.", no_args_is_help=True)
+
+Model = Annotated[Path, typer.Argument(help="Model folder.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
+Isa = Annotated[str, typer.Option(help="auto, avx512_vnni, avx2 or generic.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Measurements; best and median are shown.")]
+
+
+@app.command()
+def ops(
+    threads: Threads = None, isa: Isa = "auto", tokens: Annotated[int, typer.Option(min=1)] = 1, repeats: Repeats = 7
+) -> None:
+    """Kernels at the shapes of Qwen3.5-35B-A3B, weights streamed from memory."""
+    n = EngineConfig(Path(), threads=threads, isa=isa).n_threads
+    rows = [row.as_dict() for row in bench_ops(n, isa, tokens, repeats)]
+    table = [
+        (r["name"], r["shape"], _pair(r["gb_s"], ".1f"), _pair(r["read_gb_s"], ".1f"), _pair(r["share_of_read"], ".0%"),
+         _pair(r["gmac_s"], ".0f"), _pair(r["share_of_multiply"], ".0%"))
+        for r in rows
+    ]  # fmt: skip
+    print(f"{n} threads, {tokens} token{'s' if tokens > 1 else ''} per call; best / median of {repeats}", file=sys.stderr)
+    _print(("kernel", "shape", "GB/s", "read GB/s", "of read", "GMAC/s", "of int8 rate"), table)
+    print(json.dumps({"bench": "ops", "rows": rows}))
+
+
+@app.command()
+def decode(
+    model: Model,
+    threads: Threads = None,
+    isa: Isa = "auto",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per measurement.")] = 16,
+    context: Annotated[int, typer.Option(min=1, help="Tokens before them.")] = 32,
+    repeats: Repeats = 5,
+) -> None:
+    """Decode speed, token by token."""
+    with byte_bar("loading") as progress, load(model, threads=threads, isa=isa, progress=progress) as engine:
+        _notes(engine.notes)
+        _report(bench_decode(engine, tokens, context, repeats))
+
+
+@app.command()
+def prefill(
+    model: Model,
+    threads: Threads = None,
+    isa: Isa = "auto",
+    tokens: Annotated[int, typer.Option(min=2, help="Length of the prompt.")] = 512,
+    repeats: Repeats = 5,
+) -> None:
+    """Prefill speed of a whole prompt."""
+    with byte_bar("loading") as progress, load(model, threads=threads, isa=isa, progress=progress) as engine:
+        _notes(engine.notes)
+        _report(bench_prefill(engine, tokens, repeats))
+
+
+def _report(row: SpeedRow) -> None:
+    d = row.as_dict()
+    title = f"{row.kind}: {row.model_type}, {row.layers} layers, {row.threads} threads, {row.isa}; best / median"
+    print(title, file=sys.stderr)
+    table = [
+        ("tokens per second", _pair(d["tok_s"], ".2f")),
+        ("weights touched per token", f"{row.bytes_per_token / 1e9:.3f} GB"),
+        ("weights per second", f"{_pair(d['gb_s'], '.1f')} GB"),
+        ("memory read, same run", f"{_pair(d['read_gb_s'], '.1f')} GB/s"),
+        ("share of the bandwidth", _pair(d["share_of_read"], ".0%")),
+        ("share of the int8 rate", _pair(d["share_of_multiply"], ".1%")),
+        ("Python's share of the time", f"{row.python_share:.1%}"),
+    ]
+    if row.kind == "prefill":  # weights are used for many tokens at a time, so bytes say nothing
+        table = [table[0], table[5], table[6]]
+    _print(("", ""), table)
+    print(json.dumps(d))
+
+
+def _notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(note, file=sys.stderr)
+
+
+def _pair(values: Sequence[float], spec: str) -> str:
+    return " / ".join(format(value, spec) for value in values)
+
+
+def _print(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    table = Table(*headings, box=None, pad_edge=False, show_header=any(headings))
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)

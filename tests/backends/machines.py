@@ -1,0 +1,16 @@
+"""Engines on a machine of one's choice: threads, instruction set, exact or integer activations, poisoned memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import moeflux
+from moeflux.backends.native.ops import NativeOps
+
+
+def on_machine(folder: Path, ops: NativeOps) -> moeflux.Engine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moeflux.runtime.engine.open_backend", lambda _: ops)
+        return moeflux.load(folder)
