@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/* native/*/*) CMakeLists.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format sanitize clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,16 @@ lint: $(VENV)/.lint
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The native tests under the address and undefined-behaviour sanitizers, in an environment of their own.
+SANITIZE := .venv-sanitize
+sanitize:
+	$(PYTHON) -m venv $(SANITIZE)
+	$(SANITIZE)/bin/python -m pip install --quiet --disable-pip-version-check pytest hypothesis .  \
+	  --config-settings=cmake.define.MOEFLUX_SANITIZE=address,undefined --config-settings=build-dir=build/sanitize
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	$(SANITIZE)/bin/python -m pytest -q -p no:cacheprovider tests/backends tests/native tests/properties
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("moeflux needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
@@ -43,4 +53,4 @@ $(VENV)/.lint: $(VENV)/.package
 	touch $@
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) $(SANITIZE) build

@@ -14,7 +14,7 @@ import moeflux._native as _native
 def test_instruction_sets_share_no_symbols():
     """A weak symbol in an AVX-512 object could be the copy that the linker keeps for everybody."""
     root = Path(__file__).parents[2]
-    objects = sorted(root.glob("build/*/CMakeFiles/moeflux_kernels.dir/native/isa/*.o"))
+    objects = sorted(root.glob("build/cp*/CMakeFiles/moeflux_kernels.dir/native/isa/*.o"))
     if not objects or shutil.which("nm") is None:
         pytest.skip(f"no object files under {root / 'build'} or no nm: built elsewhere")
     for file in objects:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from moeflux.bench.direct import DirectFile
 from moeflux.core.errors import OptionError
 from moeflux.formats.dtypes import STORAGE, encode_float
 from moeflux.formats.quant import Affine, BlockFp8, Codec, Component, Shape
@@ -63,11 +64,11 @@ def write_checkpoint(config: Mapping[str, Any], folder: Path, seed: int = 0, pro
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         temporary = folder / f"{file}.part"
-        with temporary.open("wb") as out:
+        with DirectFile(temporary) as out:
             _write_header(out, shard)
             for item in shard:
                 for block in pool.blocks(item):
-                    out.write(block.data)
+                    out.write(block)
                     done += block.nbytes
                     if progress:
                         progress(done, total)
@@ -126,7 +127,7 @@ def _shards(items: list[Stored]) -> list[list[Stored]]:
     return shards
 
 
-def _write_header(out: BinaryIO, items: list[Stored]) -> None:
+def _write_header(out: DirectFile, items: list[Stored]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     at = 0
     for item in items:

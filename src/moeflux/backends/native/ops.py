@@ -27,6 +27,9 @@ Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 
+ARENA_BYTES = 64 * 2**20
+
+
 class NativeOps(NumpyOps):
     """Primitives that have no kernel of their own are numpy's; no block of the four families uses them."""
 
@@ -36,6 +39,7 @@ class NativeOps(NumpyOps):
         """`exact`: float32 activations. `poison`: scratch memory is filled with NaN before each use."""
         self._machine = _native.Machine(threads=threads, isa=isa, exact=exact, poison=poison)
         self._poison = poison
+        self._arena: Bytes = np.empty(0, dtype=np.uint8)
 
     @property
     def threads(self) -> int:
@@ -94,11 +98,19 @@ class NativeOps(NumpyOps):
         """A copy of the components in memory of our own, on huge pages where they are large."""
         parts = {}
         for name, part in matrix.parts.items():
-            memory = self.allocate(part.nbytes)
-            copy = memory.view(part.dtype).reshape(part.shape)
+            copy = self._carve(part.nbytes).view(part.dtype).reshape(part.shape)
             copy[...] = part
             parts[name] = copy
         return Matrix(matrix.codec, matrix.shape, parts, matrix.source)
+
+    def _carve(self, n_bytes: int) -> Bytes:
+        """A piece of a large block, because only large blocks get huge pages."""
+        if n_bytes > ARENA_BYTES // 4:
+            return self.allocate(n_bytes)
+        if n_bytes > len(self._arena):
+            self._arena = self.allocate(ARENA_BYTES)
+        piece, self._arena = self._arena[:n_bytes], self._arena[-(-n_bytes // 64) * 64 :]
+        return piece
 
     def _empty(self, *shape: int) -> F32:
         y = np.empty(shape, dtype=np.float32)
