@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +14,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import moeflux
 from moeflux.api import load
 from moeflux.bench.ops import bench_ops
+from moeflux.bench.peers import SHAPES, Models, bench_peers, peer_version
 from moeflux.bench.speed import SpeedRow, bench_decode, bench_prefill
 from moeflux.cli.progress import byte_bar
 from moeflux.core.config import EngineConfig
+from moeflux.core.units import format_bytes
 
 app = typer.Typer(help="Measure speed, beside the machine's limits measured in the same run.", no_args_is_help=True)
 
@@ -70,6 +75,46 @@ def prefill(
     with byte_bar("loading") as progress, load(model, threads=threads, isa=isa, progress=progress) as engine:
         _notes(engine.notes)
         _report(bench_prefill(engine, tokens, repeats))
+
+
+@app.command()
+def peers(
+    shape: Annotated[str, typer.Argument(help=f"One of: {', '.join(SHAPES)}.")],
+    layers: Annotated[int | None, typer.Option(min=1, help="Only the first N layers.")] = None,
+    threads: Threads = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Length of the prompt for prefill.")] = 512,
+    decode: Annotated[int, typer.Option(min=1, help="Tokens per decode measurement.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; each loads both models and measures twice.")] = 3,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Keep both models here and use them again; else a temporary folder.")
+    ] = None,
+    peer_python: Annotated[
+        Path, typer.Option(help="Python that has llama-cpp-python; the running one by default.", show_default=False)
+    ] = Path(sys.executable),
+) -> None:
+    """Compare with llama.cpp on random weights of one shape, alternating in one run."""
+    n = EngineConfig(Path(), threads=threads).n_threads
+    Models.of(shape, layers, Path())  # refuses before anything is run or written
+    version = peer_version(peer_python)
+    temporary = tempfile.TemporaryDirectory(prefix="moeflux-peers-") if folder is None else nullcontext(str(folder))
+    with temporary as place:
+        models = Models.of(shape, layers, Path(place))
+        todo = f"about {format_bytes(models.missing)} to write" if models.missing else "both models are there"
+        print(f"{place}: {todo}; 4.5 bits per weight for both", file=sys.stderr)
+        with byte_bar("writing") as progress:
+            models.write(progress)
+        report = bench_peers(models, peer_python, n, tokens, decode, repeats, lambda text: print(text, file=sys.stderr))
+    _notes((f"{shape}, {models.layers} layers, {n} threads, head in 4 bits for both; tokens per second, best / median",))
+    rows = [row.as_dict() for row in report.rows]
+    table = [
+        (r["kind"], _pair(r["ours_tok_s"], ".2f"), _pair(r["llama_cpp_tok_s"], ".2f"), _pair(r["ratio"], ".2f"))
+        for r in rows
+    ]
+    _print(("", "moeflux", "llama.cpp", "ratio"), table)
+    _notes((report.warning,) if report.warning else ())
+    about = {"shape": shape, "layers": models.layers, "threads": n, "tokens": tokens, "decode": decode, "rounds": repeats}
+    versions = {"moeflux": moeflux.__version__, "llama_cpp_python": version["version"], "system": version["system"]}
+    print(json.dumps({"bench": "peers", **about, "versions": versions, "others": report.others, "rows": rows}))
 
 
 def _report(row: SpeedRow) -> None:
