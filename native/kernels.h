@@ -79,7 +79,7 @@ struct Kernels {
     uint64_t (*read_all)(const uint8_t* p, size_t n);
     int64_t (*multiply_only)(int64_t rounds);
 
-    // One value head over all tokens. `work`: 2 * key_dim + 2 * value_dim floats.
+    // One value head over all tokens. `work`: 2 * key_dim + value_dim floats.
     void (*delta_head)(const DeltaSpan&, int64_t head, float* work);
 };
 

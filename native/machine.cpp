@@ -310,7 +310,7 @@ void Machine::delta_net(const float* qkv, const float* z, const float* a, const 
         decay[i] = std::exp(-std::exp(a_log[i % s.heads]) * softplus);
     }
     k_->sigmoid(b, tokens * s.heads, beta);
-    const size_t work = size_t(2 * s.key_dim + 2 * s.value_dim + 15) / 16 * 16;
+    const size_t work = size_t(2 * s.key_dim + s.value_dim + 15) / 16 * 16;
     float* base = reinterpret_cast<float*>(scratch(kThird, work * 4 * size_t(threads())));
     const int64_t per_chunk = 512;
     for (const auto& span : spans) {

@@ -453,9 +453,41 @@ MF_INLINE void l2_normalize(const float* x, int64_t n, float gain, float* y) {
     each(n, y, [&](int64_t i, int m) { return vmul(vload_n(x + i, m), s); });
 }
 
+// NV vectors of columns over all rows of a head's state: what it holds for k, the change towards v, what it gives for q.
+// The state is read once to be compared and once to be changed; the sums stay in registers.
+template <int NV>
+MF_INLINE void delta_strip(float* state, int64_t rows, int64_t stride, int n, const float* q, const float* k, const float* v,
+                           float decay, float beta, float* out) {
+    const auto load = [n](const float* p, int j) { return NV > 1 ? vload(p + j * 16) : vload_n(p + j * 16, n); };
+    V sum[NV], change[NV];
+    for (int j = 0; j < NV; ++j) sum[j] = vset(0);
+    for (int64_t r = 0; r < rows; ++r) {
+        const float* p = state + r * stride;
+        prefetch((const uint8_t*)(p + 8 * stride), NV * 64);
+        for (int j = 0; j < NV; ++j) sum[j] = vfma(vset(k[r]), load(p, j), sum[j]);
+    }
+    for (int j = 0; j < NV; ++j) {
+        change[j] = vmul(vsub(load(v, j), vmul(vset(decay), sum[j])), vset(beta));
+        sum[j] = vset(0);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+        float* p = state + r * stride;
+        for (int j = 0; j < NV; ++j) {
+            const V next = vfma(vset(k[r]), change[j], vmul(load(p, j), vset(decay)));
+            if (NV > 1) vstore(p + j * 16, next);
+            else vstore_n(p, next, n);
+            sum[j] = vfma(vset(q[r]), next, sum[j]);
+        }
+    }
+    for (int j = 0; j < NV; ++j) {
+        if (NV > 1) vstore(out + j * 16, sum[j]);
+        else vstore_n(out, sum[j], n);
+    }
+}
+
 void delta_head(const DeltaSpan& s, int64_t head, float* work) {
     const int64_t dk = s.key_dim, dv = s.value_dim, key_head = head / (s.heads / s.key_heads);
-    float *q = work, *k = q + dk, *change = k + dk, *read = change + dv;
+    float *q = work, *k = q + dk, *read = k + dk;
     float* state = s.state + head * dk * dv;
     const float gain = 1.0f / sqrtf(float(dk));
     for (int64_t t = 0; t < s.tokens; ++t) {
@@ -463,39 +495,10 @@ void delta_head(const DeltaSpan& s, int64_t head, float* work) {
         l2_normalize(u + key_head * dk, dk, gain, q);
         l2_normalize(u + (s.key_heads + key_head) * dk, dk, 1.0f, k);
         const float* v = u + 2 * s.key_heads * dk + head * dv;
-        const V decay = vset(s.decay[t * s.heads + head]);
-        const float beta = s.beta[t * s.heads + head];
-        for (int64_t i = 0; i < dv; i += 64) {  // a strip of columns stays in registers over all rows
-            const int64_t n = lower(64, dv - i);
-            V r[4] = {vset(0), vset(0), vset(0), vset(0)};
-            for (int64_t row = 0; row < dk; ++row) {
-                float* p = state + row * dv + i;
-                const V kr = vset(k[row]);
-                for (int j = 0; j < 4 && j * 16 < n; ++j) {
-                    const int m = int(lower(16, n - j * 16));
-                    const V decayed = vmul(vload_n(p + j * 16, m), decay);
-                    vstore_n(p + j * 16, decayed, m);
-                    r[j] = vfma(kr, decayed, r[j]);
-                }
-            }
-            for (int j = 0; j < 4 && j * 16 < n; ++j) {
-                const int m = int(lower(16, n - j * 16));
-                const V d = vmul(vsub(vload_n(v + i + j * 16, m), r[j]), vset(beta));
-                vstore_n(change + i + j * 16, d, m);
-            }
-            V o[4] = {vset(0), vset(0), vset(0), vset(0)};
-            for (int64_t row = 0; row < dk; ++row) {
-                float* p = state + row * dv + i;
-                const V kr = vset(k[row]), qr = vset(q[row]);
-                for (int j = 0; j < 4 && j * 16 < n; ++j) {
-                    const int m = int(lower(16, n - j * 16));
-                    const V next = vfma(kr, vload_n(change + i + j * 16, m), vload_n(p + j * 16, m));
-                    vstore_n(p + j * 16, next, m);
-                    o[j] = vfma(qr, next, o[j]);
-                }
-            }
-            for (int j = 0; j < 4 && j * 16 < n; ++j) vstore_n(read + i + j * 16, o[j], int(lower(16, n - j * 16)));
-        }
+        const float decay = s.decay[t * s.heads + head], beta = s.beta[t * s.heads + head];
+        int64_t i = 0;
+        for (; i + 128 <= dv; i += 128) delta_strip<8>(state + i, dk, dv, 128, q, k, v + i, decay, beta, read + i);
+        for (; i < dv; i += 16) delta_strip<1>(state + i, dk, dv, int(lower(16, dv - i)), q, k, v + i, decay, beta, read + i);
         float* out = s.out + (t * s.heads + head) * dv;
         rms_norm(read, s.norm, s.eps, dv, out);
         const float* z = s.z + t * s.z_stride + head * dv;

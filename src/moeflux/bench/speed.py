@@ -32,6 +32,7 @@ class SpeedRow:
     tokens: int  # per repeat
     context: int  # tokens before them
     bytes_per_token: int  # weights touched
+    state_bytes_per_token: int  # recurrent state read and written, keys and values read
     macs_per_token: int
     rate: Samples  # tokens
     read: Samples  # bytes
@@ -40,8 +41,8 @@ class SpeedRow:
 
     @property
     def share_of_read(self) -> tuple[float, float]:
-        """Best and median: the rate against what the read bandwidth allows for these bytes."""
-        n = self.bytes_per_token
+        """Best and median: the rate against what the read bandwidth allows for weights and state."""
+        n = self.bytes_per_token + self.state_bytes_per_token
         return self.rate.best * n / self.read.best, self.rate.median * n / self.read.median
 
     @property
@@ -59,11 +60,16 @@ class SpeedRow:
             "tokens": self.tokens,
             "context": self.context,
             "bytes_per_token": self.bytes_per_token,
+            "state_bytes_per_token": self.state_bytes_per_token,
             "macs_per_token": self.macs_per_token,
             "tok_s": [self.rate.best, self.rate.median],
             "gb_s": [self.rate.best * self.bytes_per_token / 1e9, self.rate.median * self.bytes_per_token / 1e9],
             "read_gb_s": [self.read.best / 1e9, self.read.median / 1e9],
             "share_of_read": list(self.share_of_read),
+            "share_of_read_weights_only": [
+                self.rate.best * self.bytes_per_token / self.read.best,
+                self.rate.median * self.bytes_per_token / self.read.median,
+            ],
             "gmac_s": [self.rate.best * self.macs_per_token / 1e9, self.rate.median * self.macs_per_token / 1e9],
             "share_of_multiply": list(self.share_of_multiply),
             "python_share": self.python_share,
@@ -129,6 +135,7 @@ def _measure(
         tokens,
         context,
         sizes.trunk_read_per_token + sizes.streamed_per_token,
+        2 * sizes.state_per_sequence + 2 * sizes.state_per_token * (context + len(rates) * tokens // 2),  # f32, not bf16
         sizes.active_params - skipped_head,
         Samples(tuple(rates)),
         limits.read,

@@ -124,14 +124,16 @@ def _report(row: SpeedRow) -> None:
     table = [
         ("tokens per second", _pair(d["tok_s"], ".2f")),
         ("weights touched per token", f"{row.bytes_per_token / 1e9:.3f} GB"),
+        ("state touched per token", f"{row.state_bytes_per_token / 1e9:.3f} GB"),
         ("weights per second", f"{_pair(d['gb_s'], '.1f')} GB"),
         ("memory read, same run", f"{_pair(d['read_gb_s'], '.1f')} GB/s"),
         ("share of the bandwidth", _pair(d["share_of_read"], ".0%")),
+        ("  of it for weights", _pair(d["share_of_read_weights_only"], ".0%")),
         ("share of the int8 rate", _pair(d["share_of_multiply"], ".1%")),
         ("Python's share of the time", f"{row.python_share:.1%}"),
     ]
     if row.kind == "prefill":  # weights are used for many tokens at a time, so bytes say nothing
-        table = [table[0], table[5], table[6]]
+        table = [table[0], *table[-2:]]
     _print(("", ""), table)
     print(json.dumps(d))
 
@@ -149,4 +151,6 @@ def _print(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     table = Table(*headings, box=None, pad_edge=False, show_header=any(headings))
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.width = max(console.width, 120)  # a pipe has no width, and wrapped numbers are hard to read
+    console.print(table)
