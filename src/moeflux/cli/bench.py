@@ -123,8 +123,8 @@ def _report(row: SpeedRow) -> None:
     print(title, file=sys.stderr)
     table = [
         ("tokens per second", _pair(d["tok_s"], ".2f")),
-        ("weights touched per token", f"{row.bytes_per_token / 1e9:.3f} GB"),
-        ("state touched per token", f"{row.state_bytes_per_token / 1e9:.3f} GB"),
+        ("weights touched per token", format_bytes(row.bytes_per_token)),
+        ("state touched per token", format_bytes(row.state_bytes_per_token)),
         ("weights per second", f"{_pair(d['gb_s'], '.1f')} GB"),
         ("memory read, same run", f"{_pair(d['read_gb_s'], '.1f')} GB/s"),
         ("share of the bandwidth", _pair(d["share_of_read"], ".0%")),
