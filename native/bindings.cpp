@@ -1,5 +1,6 @@
 // The one file that knows both Python and the native library. Arrays come in checked for type and layout by their
 // signatures; sizes are checked here, so that no wrong call from Python can reach past the end of an array.
+#include <algorithm>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -146,21 +147,44 @@ struct PyBank {
 
     // The chosen experts in ascending order, or of those only some.
     std::vector<Expert> chosen(const int64_t* ids, size_t n, int64_t hidden) const {
-        std::vector<char> wanted(entries.size());
-        for (size_t i = 0; i < n; ++i) {
-            require(ids[i] >= 0 && size_t(ids[i]) < entries.size(), "expert id");
-            wanted[size_t(ids[i])] = 1;
-        }
         std::vector<Expert> ready;
-        for (size_t e = 0; e < entries.size(); ++e) {
-            if (!wanted[e]) continue;
-            const Entry& entry = entries[e];
-            require(entry.filled, "an expert that was chosen is not in the bank");
-            require(entry.gate.m.cols == hidden, "x has the wrong width");
-            ready.push_back({int64_t(e), &entry.gate.m, &entry.up.m, &entry.down.m});
-        }
+        choose(ids, n, hidden, ready);
         return ready;
     }
+    void choose(const int64_t* ids, size_t n, int64_t hidden, std::vector<Expert>& ready) const {
+        ready.clear();
+        for (size_t i = 0; i < n; ++i) {
+            const int64_t id = ids[i];
+            require(id >= 0 && size_t(id) < entries.size(), "expert id");
+            const Entry& entry = entries[size_t(id)];
+            require(entry.filled, "an expert that was chosen is not in the bank");
+            require(entry.gate.m.cols == hidden, "x has the wrong width");
+            const auto at = std::lower_bound(ready.begin(), ready.end(), id, [](const Expert& e, int64_t i) { return e.id < i; });
+            if (at == ready.end() || at->id != id) ready.insert(at, {id, &entry.gate.m, &entry.up.m, &entry.down.m});
+        }
+    }
+};
+
+// Banks that hold every expert that can be chosen.
+class BankSource : public ExpertSource {
+public:
+    BankSource(std::span<const PyBank* const> banks, int64_t hidden) : banks_(banks), hidden_(hidden) {}
+    void begin(size_t layer, const int64_t* ids, int64_t n, int64_t) override {
+        banks_[layer]->choose(ids, size_t(n), hidden_, ready_);
+        given_ = false;
+    }
+    Experts next() override {
+        if (given_) return {};
+        given_ = true;
+        return ready_;
+    }
+    void end() override {}
+
+private:
+    std::span<const PyBank* const> banks_;
+    int64_t hidden_;
+    std::vector<Expert> ready_;
+    bool given_ = true;
 };
 
 // A layer and what it looks into. Names are the roles of moeflux/models/parts.py.
@@ -197,38 +221,52 @@ struct PyLayer {
     }
 };
 
-// (start, stop, position, first, second) per sequence, checked against what the layer's mixer needs.
-std::vector<LayerSpan> layer_spans(const Layer& l, nb::list list, int64_t tokens) {
-    std::vector<LayerSpan> spans;
-    spans.reserve(list.size());
+// (start, stop, position, first, second) per sequence. `rows`: elements per position in both states, or in those of a delta
+// net, which does not grow, all of them.
+struct StateShape {
+    int64_t first, second;
+    bool grows;
+};
+
+void read_spans(nb::list list, int64_t tokens, StateShape shape, std::vector<Span>& spans) {
     int64_t at = 0;
     for (nb::handle item : list) {
         nb::tuple t = nb::cast<nb::tuple>(item);
         Any first = nb::cast<Any>(t[3]), second = nb::cast<Any>(t[4]);
-        const LayerSpan s = {nb::cast<int64_t>(t[0]),
-                             nb::cast<int64_t>(t[1]),
-                             nb::cast<int64_t>(t[2]),
-                             static_cast<uint8_t*>(first.data()),
-                             static_cast<uint8_t*>(second.data()),
-                             first.itemsize() == 4 ? Dtype::f32 : Dtype::bf16};
+        const Span s = {nb::cast<int64_t>(t[0]),
+                        nb::cast<int64_t>(t[1]),
+                        nb::cast<int64_t>(t[2]),
+                        static_cast<uint8_t*>(first.data()),
+                        static_cast<uint8_t*>(second.data()),
+                        first.itemsize() == 4 ? Dtype::f32 : Dtype::bf16};
         require(s.start == at && s.stop > at && s.position >= 0, "spans do not follow each other");
-        require(first.itemsize() == second.itemsize() && (first.itemsize() == 4 || first.itemsize() == 2), "state dtype");
-        const int64_t rows = s.position + s.stop - s.start;
-        int64_t n_first = 0, n_second = 0;
-        switch (l.mixer) {
-            case Mixer::attention: n_first = n_second = rows * l.shape.groups * l.shape.dim; break;
-            case Mixer::latent: n_first = n_second = rows * l.kv_a.rows; break;
-            case Mixer::delta:
-                require(first.itemsize() == 4, "state dtype");
-                n_first = (l.delta.width - 1) * l.delta.channels();
-                n_second = l.delta.heads * l.delta.key_dim * l.delta.value_dim;
-        }
-        require(int64_t(first.size()) >= n_first && int64_t(second.size()) >= n_second, "state is too short");
+        require(first.itemsize() == second.itemsize() && (first.itemsize() == 4 || (first.itemsize() == 2 && shape.grows)),
+                "state dtype");
+        const int64_t rows = shape.grows ? s.position + s.stop - s.start : 1;
+        require(int64_t(first.size()) >= rows * shape.first && int64_t(second.size()) >= rows * shape.second, "state is too short");
         at = s.stop;
         spans.push_back(s);
     }
     require(at == tokens, "spans do not cover the tokens");
+}
+
+std::vector<Span> spans_of(nb::list list, int64_t tokens, StateShape shape) {
+    std::vector<Span> spans;
+    read_spans(list, tokens, shape, spans);
     return spans;
+}
+
+StateShape delta_state(const DeltaShape& s) {
+    return {(s.width - 1) * s.channels(), s.heads * s.key_dim * s.value_dim, false};
+}
+
+StateShape state_shape(const Layer& l) {
+    switch (l.mixer) {
+        case Mixer::attention: return {l.shape.groups * l.shape.dim, l.shape.groups * l.shape.dim, true};
+        case Mixer::latent: return {l.kv_a.rows, l.kv_a.rows, true};
+        case Mixer::delta: return delta_state(l.delta);
+    }
+    throw std::logic_error("mixer");
 }
 
 const Kernels* pick(const std::string& isa) {
@@ -239,31 +277,6 @@ const Kernels* pick(const std::string& isa) {
     if (name == "avx512_vnni") k = avx512_vnni_kernels();
     if (!k) throw std::invalid_argument("no kernels for instruction set " + name);
     return k;
-}
-
-// Rows and state of one sequence as Python gives them: (start, stop, position, keys, values).
-std::vector<KvSpan> kv_spans(nb::list list, int64_t tokens, int64_t row) {
-    std::vector<KvSpan> spans;
-    int64_t at = 0;
-    for (nb::handle item : list) {
-        nb::tuple t = nb::cast<nb::tuple>(item);
-        KvSpan s;
-        s.start = nb::cast<int64_t>(t[0]);
-        s.stop = nb::cast<int64_t>(t[1]);
-        s.position = nb::cast<int64_t>(t[2]);
-        Any keys = nb::cast<Any>(t[3]), values = nb::cast<Any>(t[4]);
-        s.keys = static_cast<uint8_t*>(keys.data());
-        s.values = static_cast<uint8_t*>(values.data());
-        s.dtype = keys.itemsize() == 4 ? Dtype::f32 : Dtype::bf16;
-        require(s.start == at && s.stop > at && s.position >= 0, "spans do not follow each other");
-        require(keys.itemsize() == values.itemsize() && (keys.itemsize() == 4 || keys.itemsize() == 2), "state dtype");
-        const int64_t needed = (s.position + s.stop - s.start) * row;
-        require(int64_t(keys.size()) >= needed && int64_t(values.size()) >= needed, "state is too short");
-        at = s.stop;
-        spans.push_back(s);
-    }
-    require(at == tokens, "spans do not cover the tokens");
-    return spans;
 }
 
 }  // namespace
@@ -415,7 +428,7 @@ NB_MODULE(_native, m) {
                  require_size(q_norm, dim, "q_norm");
                  require_size(k_norm, dim, "k_norm");
                  require_size(out, tokens * heads * dim, "out");
-                 const auto all = kv_spans(spans, tokens, groups * dim);
+                 const auto all = spans_of(spans, tokens, {groups * dim, groups * dim, true});
                  nb::gil_scoped_release release;
                  self.attention(q.data(), k.data(), v.data(), q_norm.data(), k_norm.data(), eps, {heads, groups, dim, gated},
                                 rotation, all, out.data());
@@ -429,7 +442,7 @@ NB_MODULE(_native, m) {
                  require_size(kv, tokens * (rank + rope), "kv");
                  require_size(norm, rank, "norm");
                  require_size(out, tokens * heads * rank, "out");
-                 const auto all = kv_spans(spans, tokens, rank + rope);
+                 const auto all = spans_of(spans, tokens, {rank + rope, rank + rope, true});
                  nb::gil_scoped_release release;
                  self.latent_attention(q_latent.data(), q.data() + nope, nope + rope, kv.data(), norm.data(), eps, heads, rank,
                                        scale, rotation, all, out.data());
@@ -449,19 +462,7 @@ NB_MODULE(_native, m) {
                  require_size(dt_bias, heads, "dt_bias");
                  require_size(norm, value_dim, "norm");
                  require_size(out, tokens * heads * value_dim, "out");
-                 std::vector<DeltaStateSpan> all;
-                 int64_t at = 0;
-                 for (nb::handle item : spans) {
-                     nb::tuple t = nb::cast<nb::tuple>(item);
-                     Out state_conv = nb::cast<Out>(t[2]), delta = nb::cast<Out>(t[3]);
-                     const DeltaStateSpan span = {nb::cast<int64_t>(t[0]), nb::cast<int64_t>(t[1]), state_conv.data(), delta.data()};
-                     require(span.start == at && span.stop > at, "spans do not follow each other");
-                     require_size(state_conv, (s.width - 1) * s.channels(), "conv state");
-                     require_size(delta, heads * key_dim * value_dim, "delta state");
-                     at = span.stop;
-                     all.push_back(span);
-                 }
-                 require(at == tokens, "spans do not cover the tokens");
+                 const auto all = spans_of(spans, tokens, delta_state(s));
                  nb::gil_scoped_release release;
                  self.delta_net(qkv.data(), z.data(), a.data(), b.data(), conv.data(), a_log.data(), dt_bias.data(), norm.data(),
                                 eps, s, all, out.data());
@@ -493,7 +494,10 @@ NB_MODULE(_native, m) {
                  require_size(y, tokens * hidden, "y");
                  const auto ready = bank.chosen(ids.data(), ids.size(), hidden);
                  nb::gil_scoped_release release;
-                 self.experts_all(x.data(), tokens, hidden, ids.data(), weights.data(), k, ready, y.data());
+                 const Machine::Call call(self);
+                 float* outputs = self.floats(0, tokens * k * hidden);
+                 self.experts(x.data(), tokens, hidden, ids.data(), k, ready, nullptr, outputs);
+                 self.combine(outputs, weights.data(), tokens, k, hidden, y.data());
              })
         // Some of the chosen experts now, others in a later call, then `combine`: for experts that arrive one by one.
         .def("experts_some",
@@ -503,7 +507,7 @@ NB_MODULE(_native, m) {
                  require_size(outputs, tokens * k * hidden, "outputs");
                  const auto ready = bank.chosen(which.data(), which.size(), hidden);
                  nb::gil_scoped_release release;
-                 self.experts(x.data(), tokens, hidden, ids.data(), k, ready, outputs.data());
+                 self.experts(x.data(), tokens, hidden, ids.data(), k, ready, nullptr, outputs.data());
              })
         .def("run_mixer",
              [](Machine& self, const PyLayer& p, Out x, nb::list spans, Out h, OutIds ids, Out weights) {
@@ -515,7 +519,7 @@ NB_MODULE(_native, m) {
                      require_size(ids, tokens * l.routing.k, "ids");
                      require_size(weights, tokens * l.routing.k, "weights");
                  }
-                 const auto all = layer_spans(l, spans, tokens);
+                 const auto all = spans_of(spans, tokens, state_shape(l));
                  nb::gil_scoped_release release;
                  return run_mixer(self, l, x.data(), tokens, all, h.data(), ids.data(), weights.data());
              })
@@ -525,15 +529,15 @@ NB_MODULE(_native, m) {
                  require(x.ndim() == 2 && int64_t(x.shape(1)) == l.hidden, "x");
                  const int64_t tokens = int64_t(x.shape(0));
                  require_size(h, tokens * l.hidden, "h");
-                 std::vector<Expert> ready;
+                 BankSource source({&bank, 1}, l.hidden);
                  if (l.moe()) {
                      require(bank != nullptr, "bank");
                      require_size(ids, tokens * l.routing.k, "ids");
                      require_size(weights, tokens * l.routing.k, "weights");
-                     ready = bank->chosen(ids.data(), ids.size(), l.hidden);
+                     source.begin(0, ids.data(), int64_t(ids.size()), tokens);
                  }
                  nb::gil_scoped_release release;
-                 run_ffn(self, l, x.data(), h.data(), tokens, ids.data(), weights.data(), ready);
+                 run_ffn(self, l, x.data(), h.data(), tokens, ids.data(), weights.data(), &source, nullptr);
              },
              nb::arg("layer"), nb::arg("x"), nb::arg("h"), nb::arg("ids"), nb::arg("weights"), nb::arg("bank").none())
         // All layers in one call, for experts that are all in memory. Returns -1, or the layer whose scores are not finite.
@@ -542,34 +546,27 @@ NB_MODULE(_native, m) {
                  const size_t n = layers.size();
                  require(spans.size() == n && banks.size() == n && x.ndim() == 2, "layers");
                  const int64_t tokens = int64_t(x.shape(0)), hidden = int64_t(x.shape(1));
-                 struct Step {
-                     const Layer* layer;
-                     std::vector<LayerSpan> spans;
-                     const PyBank* bank;
-                 };
+                 std::vector<Span> all;
+                 all.reserve(n);
+                 std::vector<size_t> ends;
+                 std::vector<const PyBank*> known;
                  std::vector<Step> steps;
-                 steps.reserve(n);
-                 int64_t k = 0;
                  for (size_t i = 0; i < n; ++i) {
                      const Layer& l = nb::cast<const PyLayer&>(layers[i]).layer;
                      require(l.hidden == hidden, "x");
-                     const PyBank* bank = banks[i].is_none() ? nullptr : &nb::cast<const PyBank&>(banks[i]);
-                     require(!l.moe() || bank, "bank");
-                     steps.push_back({&l, layer_spans(l, nb::cast<nb::list>(spans[i]), tokens), bank});
-                     k = l.moe() ? std::max(k, l.routing.k) : k;
+                     known.push_back(banks[i].is_none() ? nullptr : &nb::cast<const PyBank&>(banks[i]));
+                     require(!l.moe() || known.back(), "bank");
+                     read_spans(nb::cast<nb::list>(spans[i]), tokens, state_shape(l), all);
+                     ends.push_back(all.size());
+                     steps.push_back({&l, {}});
                  }
-                 nb::gil_scoped_release release;
-                 std::vector<float> h(size_t(tokens * hidden)), weights(size_t(tokens * k));
-                 std::vector<int64_t> ids(size_t(tokens * k));
                  for (size_t i = 0; i < n; ++i) {
-                     const Step& s = steps[i];
-                     if (!run_mixer(self, *s.layer, x.data(), tokens, s.spans, h.data(), ids.data(), weights.data())) return int64_t(i);
-                     const auto ready = s.layer->moe()
-                                            ? s.bank->chosen(ids.data(), size_t(tokens * s.layer->routing.k), hidden)
-                                            : std::vector<Expert>();
-                     run_ffn(self, *s.layer, x.data(), h.data(), tokens, ids.data(), weights.data(), ready);
+                     const size_t first = i ? ends[i - 1] : 0;
+                     steps[i].spans = Spans(all.data() + first, ends[i] - first);
                  }
-                 return int64_t(-1);
+                 BankSource source(known, hidden);
+                 nb::gil_scoped_release release;
+                 return run_layers(self, steps, x.data(), tokens, source);
              })
         .def("time_read",
              [](Machine& self, Bytes buffer) {

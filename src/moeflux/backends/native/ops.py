@@ -271,7 +271,7 @@ class NativeOps(NumpyOps):
 
     def delta_net(self, x: F32, w: Weights, spec: DeltaNet, spans: Sequence[Span], eps: float) -> F32:
         qkv, z, b, a = (np.ascontiguousarray(part) for part in self._delta_inputs(x, w, spec))
-        states = [(span.start, span.stop, span.state.conv, span.state.delta) for span in spans]
+        states = [_state(span) for span in spans]
         mixed = self._empty(len(x), spec.n_value_heads * spec.value_dim)
         shape = (spec.n_key_heads, spec.n_value_heads, spec.key_dim, spec.value_dim)
         gates = (w["conv1d"], w["A_log"], w["dt_bias"], w["norm"])
