@@ -12,6 +12,7 @@
 
 #include "cpu.h"
 #include "layer.h"
+#include "store_bindings.h"
 
 namespace nb = nanobind;
 using namespace moeflux;
@@ -585,4 +586,6 @@ NB_MODULE(_native, m) {
             nb::gil_scoped_release release;
             self.combine(outputs.data(), weights.data(), tokens, k, hidden, y.data());
         });
+
+    bind_store(m);
 }
