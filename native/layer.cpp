@@ -110,8 +110,7 @@ void run_delta(Machine& m, const Layer& l, const float* h, int64_t tokens, Spans
     m.linears(mixed, tokens, {&l.out}, {y});
 }
 
-}  // namespace
-
+// x += mixer(norm(x)); h = norm(x); and the router's choice where there is one. False where a score is not finite.
 bool run_mixer(Machine& m, const Layer& l, float* x, int64_t tokens, Spans spans, float* h,
                int64_t* ids, float* weights) {
     const Machine::Call call(m);
@@ -130,8 +129,9 @@ bool run_mixer(Machine& m, const Layer& l, float* x, int64_t tokens, Spans spans
     return m.route(logits, l.router_bias, tokens, l.routing, ids, weights);
 }
 
+// x += experts(h) + shared(h), or x += mlp(h). `after`: the layer that follows, if any.
 void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t tokens, const int64_t* ids, const float* weights,
-             ExpertSource* source, const Layer* after) {
+             ExpertSource& source, const Layer* after) {
     const Machine::Call call(m);
     float* y = m.floats(7, tokens * l.hidden);
     if (!l.moe()) {
@@ -145,7 +145,7 @@ void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t token
                                  l.shared_gate.rows ? &l.shared_gate : nullptr, has_shared ? m.floats(6, tokens * l.hidden) : nullptr};
     const FirstMatrices then(after);
     bool first = true;
-    for (Experts ready = source->next(); first || !ready.empty(); ready = source->next()) {
+    for (Experts ready = source.next(); first || !ready.empty(); ready = source.next()) {
         m.experts(h, tokens, l.hidden, ids, l.routing.k, ready, first && has_shared ? &shared : nullptr, outputs, then);
         first = false;
     }
@@ -153,6 +153,8 @@ void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t token
     if (has_shared) m.add(y, shared.y, tokens * l.hidden, y);
     m.add(x, y, tokens * l.hidden, x);
 }
+
+}  // namespace
 
 int64_t run_layers(Machine& m, std::span<const Step> steps, float* x, int64_t tokens, ExpertSource& source) {
     const Machine::Call call(m);
@@ -167,7 +169,7 @@ int64_t run_layers(Machine& m, std::span<const Step> steps, float* x, int64_t to
             source.begin(i, ids, tokens * l.routing.k, tokens);
             source.meanwhile(i, x, tokens);
         }
-        run_ffn(m, l, x, h, tokens, ids, weights, &source, i + 1 < steps.size() ? steps[i + 1].layer : nullptr);
+        run_ffn(m, l, x, h, tokens, ids, weights, source, i + 1 < steps.size() ? steps[i + 1].layer : nullptr);
         if (l.moe()) source.end();
     }
     return -1;

@@ -52,14 +52,6 @@ public:
     virtual void end() = 0;
 };
 
-// x += mixer(norm(x)); h = norm(x); and the router's choice where there is one. False where a score is not finite.
-bool run_mixer(Machine& machine, const Layer& layer, float* x, int64_t tokens, Spans spans, float* h, int64_t* ids,
-               float* weights);
-
-// x += experts(h) + shared(h), or x += mlp(h). `begin` has been called on the source. `after`: the layer that follows, if any.
-void run_ffn(Machine& machine, const Layer& layer, float* x, const float* h, int64_t tokens, const int64_t* ids,
-             const float* weights, ExpertSource* source, const Layer* after);
-
 struct Step {
     const Layer* layer;
     Spans spans;

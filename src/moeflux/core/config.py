@@ -29,6 +29,7 @@ class EngineConfig:
     vram: int | str | None = None
     context: int | None = None
     isa: str = "auto"
+    ring: int = 0  # deferred expert dispatches in flight, where a backend runs layer by layer
 
     def __post_init__(self) -> None:
         for name, reason in _NOT_YET.items():

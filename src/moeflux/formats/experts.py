@@ -10,7 +10,7 @@ A slot holds one expert: its components one after the other in the table's order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moeflux.core.errors import FormatError, MissingTensorError
@@ -59,14 +59,20 @@ class ExpertLayout:
 
     def matrices(self, slot: Bytes, source: str) -> dict[str, Matrix]:
         """gate, up and down as views into a slot."""
+        pieces, start = [], 0
+        for component in self.components():
+            pieces.append(slot[start : start + component.nbytes])
+            start += component.nbytes
+        return self.assemble(pieces, source)
+
+    def assemble(self, pieces: Sequence[Bytes], source: str) -> dict[str, Matrix]:
+        """gate, up and down as views into the bytes of the components, wherever these lie."""
         result: dict[str, Matrix] = {}
-        start = 0
+        rest = iter(pieces)
         for projection in self.projections:
             parts = {}
             for component in projection.components:
-                raw = slot[start : start + component.nbytes].view(STORAGE[component.dtype])
-                parts[component.name] = raw.reshape(component.shape)
-                start += component.nbytes
+                parts[component.name] = next(rest).view(STORAGE[component.dtype]).reshape(component.shape)
             matrix = Matrix(projection.codec, projection.shape, parts, f"{source}.{projection.name}")
             if projection.name == "gate_up":
                 result["gate"], result["up"] = matrix.halves()

@@ -15,16 +15,17 @@ from moeflux.backends.registry import open_backend
 from moeflux.core.config import EngineConfig
 from moeflux.core.errors import ClosedError
 from moeflux.core.log import log
-from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.batch import Batch, Segment, check_tokens
-from moeflux.runtime.experts import DemandExperts, Experts, Progress, ResidentExperts
+from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.forward import Model, forward
+from moeflux.runtime.ring import Ring
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.trace import Trace
 from moeflux.runtime.trunk import load_trunk
+from moeflux.store.store import StoreOptions, slot_bytes
 
 F32 = npt.NDArray[np.float32]
 
@@ -41,12 +42,12 @@ class Engine:
         try:
             ops = open_backend(config)
             trunk = load_trunk(spec, self._checkpoint, ops)
-            experts, placed = _place_experts(spec, self._checkpoint, ops, progress)
+            experts = _place_experts(spec, self._checkpoint, ops, progress)
         except BaseException:
             self._checkpoint.close()
             raise
-        self._model: Model | None = Model(spec, ops, trunk, experts)
-        self.notes = (*skipped_note(self._checkpoint), *placed)
+        self._model: Model | None = Model(spec, ops, trunk, experts, Ring(config.ring))
+        self.notes = skipped_note(self._checkpoint)
         for note in self.notes:
             log.info("%s: %s", config.model, note)
 
@@ -83,6 +84,9 @@ class Engine:
 
     def close(self) -> None:
         """Lets every file and weight go. Closing twice is fine."""
+        if self._model is not None:
+            self._model.ring.close()
+            self._model.experts.close()
         self._model = None
         self._checkpoint.close()
 
@@ -96,18 +100,18 @@ class Engine:
 MEMORY_MARGIN = 1.5e9  # left free for state, scratch and everybody else
 
 
-def _place_experts(
-    spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Progress | None
-) -> tuple[Experts, tuple[str, ...]]:
-    """All in memory where they fit, else read when needed; and one line where that costs speed."""
-    layers = [layer for layer, _ in spec.moe_layers()]
-    if ops.name == "numpy":  # decodes an expert each time it is used, so keeping its bytes would gain little
-        return DemandExperts(checkpoint, ops), ()
-    needed, free = sum(checkpoint.experts(layer).nbytes for layer in layers), available_memory()
-    if needed <= free - MEMORY_MARGIN:
-        return ResidentExperts(checkpoint, ops, layers, progress), ()
-    note = f"experts are read when needed: {format_bytes(needed)} do not fit into {format_bytes(free)} of free memory"
-    return DemandExperts(checkpoint, ops), (note,)
+def _place_experts(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Progress | None) -> Experts:
+    """All in memory where they fit."""
+    tables = [checkpoint.experts(layer) for layer, _ in spec.moe_layers()]
+    k = max(moe.router.k for _, moe in spec.moe_layers())
+    direct = True
+    size = slot_bytes((table.layout for table in tables), direct)
+    every = sum(table.n_experts for table in tables)
+    n_slots = min(every, int((available_memory() - MEMORY_MARGIN) // size))
+    experts = Experts(spec, checkpoint, ops, StoreOptions(n_slots, k, direct=direct))
+    if n_slots == every and ops.name != "numpy":
+        experts.load_all(progress)
+    return experts
 
 
 def available_memory() -> int:

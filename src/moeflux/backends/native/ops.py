@@ -6,7 +6,7 @@ against the reference. Bits do not depend on threads, on how a prompt is cut or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import moeflux._native as _native
 from moeflux.backends.native.layer import fuse_layer, rotation
 from moeflux.backends.numpy.ops import NumpyOps
-from moeflux.backends.ops import Handle, LayerWeights, Record, Span, Weights
+from moeflux.backends.ops import Arrivals, Handle, Hints, LayerWeights, Record, Span, Weights
 from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import DeltaState, KvState, LatentState
 from moeflux.core.errors import FormatError, NumericError
@@ -164,68 +164,35 @@ class NativeOps(NumpyOps):
             raise _not_finite()
         return ids, weights
 
-    def experts(self, x: F32, ids: Ints, weights: F32, bank: _native.Bank) -> F32:
-        y = self._empty(*x.shape)
-        self._machine.experts(x, ids, weights, bank, y)
-        return y
-
-    def experts_arriving(
-        self, x: F32, ids: Ints, weights: F32, bank: _native.Bank, arrivals: Iterable[Sequence[int]]
-    ) -> F32:
-        """The same for experts that come into the bank one after the other: each arrival names those that are there now."""
+    def experts(self, x: F32, ids: Ints, weights: F32, arrivals: Arrivals) -> F32:
         outputs = self._empty(*ids.shape, x.shape[-1])  # [T, k, hidden]
-        for which in arrivals:
-            self._machine.experts_some(x, ids, bank, np.asarray(which, dtype=np.int64), outputs)
+        for bank, experts in arrivals:
+            self._machine.experts_some(x, ids, bank, np.asarray(experts, dtype=np.int64), outputs)
         y = self._empty(*x.shape)
         self._machine.combine(outputs, weights, y)
         return y
 
-    # A layer, in two native calls where nothing is recorded.
+    # All layers in one native call, where nothing is recorded.
 
     def fuse(self, layer: LayerWeights, eps: float) -> _native.Layer | None:
         return fuse_layer(layer, eps)
 
-    def run_mixer(
-        self, w: LayerWeights, x: F32, spans: Sequence[Span], eps: float, record: Record | None
-    ) -> tuple[F32, F32, Ints | None, F32 | None]:
-        if record or w.fused is None:
-            return super().run_mixer(w, x, spans, eps, record)
-        h, moe = self._empty(*x.shape), isinstance(w.spec.ffn, Moe)
-        k = w.spec.ffn.router.k if isinstance(w.spec.ffn, Moe) else 0
-        ids, weights = np.empty((len(x), k), dtype=np.int64), np.empty((len(x), k), dtype=np.float32)
-        if not self._machine.run_mixer(w.fused, x, [_state(span) for span in spans], h, ids, weights):
-            raise _not_finite()
-        return (x, h, ids, weights) if moe else (x, h, None, None)
+    def open_stream(self, store: Handle, hints: Hints, k: int) -> _native.Stream:
+        previous, lookahead = hints in ("previous", "both"), hints in ("lookahead", "both")
+        return _native.Stream(store, self._machine, previous, lookahead, k)
 
-    def run_ffn(
-        self,
-        w: LayerWeights,
-        x: F32,
-        h: F32,
-        ids: Ints | None,
-        weights: F32 | None,
-        bank: _native.Bank | None,
-        record: Record | None,
-    ) -> F32:
-        if record or w.fused is None:
-            return np.asarray(super().run_ffn(w, x, h, ids, weights, bank, record))
-        if ids is None or weights is None:
-            ids, weights = np.empty((0, 0), dtype=np.int64), np.empty((0, 0), dtype=np.float32)
-        self._machine.run_ffn(w.fused, x, h, ids, weights, bank)
-        return x
-
-    def run_resident(
+    def run_layers(
         self,
         layers: Sequence[LayerWeights],
         x: F32,
         spans: Callable[[int], Sequence[Span]],
-        banks: Sequence[_native.Bank | None],
+        stream: _native.Stream,
     ) -> F32 | None:
         fused = [layer.fused for layer in layers]
         if None in fused:
             return None
         states = [[_state(span) for span in spans(i)] for i in range(len(layers))]
-        broken = self._machine.run_layers(fused, x, states, list(banks))
+        broken = self._machine.run_layers(fused, x, states, stream)
         if broken >= 0:
             raise _not_finite(f"layer {broken}")
         return x

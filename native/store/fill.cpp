@@ -1,0 +1,199 @@
+// How slots are filled: from the choice of a slot to the last component read, or not.
+#include <cerrno>
+#include <cstring>
+
+#include "lease_state.h"
+
+namespace moeflux {
+
+namespace {
+
+std::string file_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+
+}  // namespace
+
+uint8_t* Store::component(int i, int component) const {
+    const Slot& s = slots_[size_t(i)];
+    const Extent& extent = layer(s.layer).components[size_t(component)].extents[size_t(s.expert)];
+    return place(memory_->slot(i), layouts_[size_t(s.layer)].regions[size_t(component)], extent);
+}
+
+int Store::take_slot(int layer, int expert, Why why, bool desperate) {
+    Placement placed = residency_.place(layer, expert, why, desperate);
+    if (placed.slot < 0 && why != Why::hint && cancel_a_hint()) placed = residency_.place(layer, expert, why, desperate);
+    stats_.evictions += placed.evicted;
+    stats_.hints_wasted += placed.wasted;
+    if (placed.evicted) bytes_resident_ -= expert_bytes(slot(placed.slot).layer);
+    return placed.slot;
+}
+
+void Store::fill(int i, int layer, int expert, Priority priority) {
+    const ExpertLayer& of = this->layer(layer);
+    Slot& s = slot(i);
+    s.state = State::filling;
+    s.layer = layer;
+    s.expert = expert;
+    s.left = int(of.components.size());
+    s.running = 0;
+    s.hint_read = priority == Priority::hint;
+    s.hint_tick = residency_.tick();
+    s.error.reset();
+    if (priority == Priority::hint) hinted_.push_back(i);
+    const uint8_t* begins[9];
+    for (int c = 0; c < s.left; ++c) {
+        begins[c] = component(i, c);
+        queue_.push(job(i, c), priority);
+    }
+    s.gate = look_into(of.gate, begins);
+    s.up = look_into(of.up, begins);
+    s.down = look_into(of.down, begins);
+    ++n_filling_;
+}
+
+void Store::unqueue(int i) {
+    for (int c = 0; c < int(layer(slot(i).layer).components.size()); ++c) queue_.remove(job(i, c));
+}
+
+// Only where none of its components is being read.
+void Store::cancel(int i) {
+    unqueue(i);
+    if (hinted_.has(i)) {
+        hinted_.remove(i);
+        ++stats_.hints_cancelled;
+    }
+    residency_.evict(i);
+    slot(i).state = State::empty;
+    --n_filling_;
+}
+
+// The latest one, which is for the layer that is furthest away.
+bool Store::cancel_a_hint() {
+    for (int i = hinted_.last(); i >= 0; i = hinted_.prev(i))
+        if (slot(i).running == 0) {
+            cancel(i);
+            return true;
+        }
+    return false;
+}
+
+// Somebody asks for an expert that is in memory or on its way.
+void Store::demanded(int i, Why why) {
+    if (residency_.hinted(i)) ++stats_.hints_useful;
+    residency_.touch(i, why);
+    if (!hinted_.has(i)) return;
+    hinted_.remove(i);
+    for (int c = 0; c < int(layer(slot(i).layer).components.size()); ++c) queue_.promote(job(i, c));
+}
+
+void Store::unpin(int i) {
+    if (residency_.unpin(i) > 0 || closed_) return;
+    if (slot(i).state == State::failed) {
+        residency_.free(i);
+        slot(i).state = State::empty;
+    } else if (slot(i).state == State::filling && !slot(i).error && untouched(slot(i))) {
+        cancel(i);  // nobody waits for it any more
+    }
+}
+
+std::optional<Job> Store::take(std::chrono::nanoseconds patience) {
+    Lock lock(mutex_);
+    const auto until = Clock::now() + patience;
+    ++n_idle_;
+    work_.wait_until(lock, until, [&] { return closed_ || !queue_.empty(); });
+    --n_idle_;
+    const int next = closed_ ? -1 : queue_.pop();
+    if (next < 0) return std::nullopt;
+    const int i = next / n_components_, c = next % n_components_;
+    Slot& s = slot(i);
+    const Component& component = layer(s.layer).components[size_t(c)];
+    Job job;
+    job.slot = i;
+    job.component = c;
+    job.layer = s.layer;
+    job.expert = s.expert;
+    job.extent = component.extents[size_t(s.expert)];
+    job.to = this->component(i, c);
+    job.in_place = in_place(layouts_[size_t(s.layer)].regions[size_t(c)], job.extent);
+    job.hint = hinted_.has(i);
+    job.type = component.type;
+    job.file = files_[size_t(job.extent.file)].get();
+    job.start = Clock::now();
+    job.memory = memory_;
+    ++s.running;
+    if (n_running_++ == 0) busy_since_ = job.start;
+    return job;
+}
+
+void Store::finish(const Job& job, const ReadResult& result, const std::string& message) {
+    const bool read = result.error == 0 && result.done == job.extent.length && message.empty();
+    const bool finite = !read || all_finite(job.type, job.to, job.extent.length);
+    std::unique_ptr<StoreError> error = read && finite ? nullptr : describe(job, result, message, finite);
+    const Lock lock(mutex_);
+    const auto now = Clock::now();
+    Slot& s = slot(job.slot);
+    --s.running;
+    --s.left;
+    if (--n_running_ == 0) stats_.read_busy_ns += std::chrono::nanoseconds(now - busy_since_).count();
+    stats_.read_ns += std::chrono::nanoseconds(now - job.start).count();
+    stats_.reads += 1;
+    stats_.retries += result.retries;
+    (s.hint_read ? stats_.bytes_hint : stats_.bytes_demand) += result.done;
+    if (result.fell_back) notes_.push_back(job.file->path() + ": direct reads are refused; it is read through the page cache");
+    if (closed_) return;
+    if (error && !s.error) {
+        s.error = std::move(error);
+        unqueue(job.slot);
+    }
+    if (s.error ? s.running == 0 : s.left == 0) settle(job.slot);
+}
+
+// The last read of a slot is over.
+void Store::settle(int i) {
+    Slot& s = slot(i);
+    --n_filling_;
+    residency_.filled(i);
+    if (s.error) {
+        settle_failed(i);
+    } else {
+        s.state = State::ready;
+        bytes_resident_ += expert_bytes(s.layer);
+        stats_.hints_completed += s.hint_read;
+        if (hinted_.has(i)) hinted_.remove(i);
+    }
+    if (n_waiting_) serve_waiting();
+    if (n_waiters_) ready_.notify_all();
+}
+
+void Store::settle_failed(int i) {
+    Slot& s = slot(i);
+    ++stats_.errors;
+    if (residency_.hinted(i)) ++stats_.hints_failed;
+    if (hinted_.has(i)) hinted_.remove(i);
+    residency_.detach(i);
+    s.state = State::failed;
+    if (residency_.pins(i) > 0) return;
+    residency_.free(i);
+    s.state = State::empty;
+}
+
+std::unique_ptr<StoreError> Store::describe(const Job& job, const ReadResult& result, const std::string& message,
+                                            bool finite) const {
+    const Component& component = layer(job.layer).components[size_t(job.component)];
+    const std::string expert =
+        ": layer " + std::to_string(job.layer) + ", expert " + std::to_string(job.expert) + "." + component.projection;
+    const std::string damaged = "the file is damaged; download it again", &path = job.file->path();
+    if (!finite)
+        return std::make_unique<StoreError>(StoreError::Kind::format, component.part + " holds NaN or infinity",
+                                            file_name(path) + expert, damaged);
+    const std::string wanted = std::to_string(job.extent.length) + " bytes at " + std::to_string(job.extent.offset);
+    if (result.error == 0 && message.empty())
+        return std::make_unique<StoreError>(StoreError::Kind::read,
+                                            "only " + std::to_string(result.done) + " of the " + wanted + " are left",
+                                            path + expert, "it was shortened while open; download it again");
+    std::string what = (message.empty() ? std::strerror(result.error) : message) + " (reading " + wanted;
+    if (result.retries) what += ", tried " + std::to_string(result.retries + 1) + " times";
+    return std::make_unique<StoreError>(StoreError::Kind::read, what + ")", path + expert,
+                                        "the drive failed; check it, or copy the file elsewhere", result.error);
+}
+
+}  // namespace moeflux

@@ -1,0 +1,33 @@
+// What a lease holds, guarded by the store's mutex.
+#pragma once
+
+#include "store.h"
+
+namespace moeflux {
+
+struct LeaseState {
+    enum class Step : int { waiting, placed, handed, released };
+    struct Want {
+        int expert = 0, slot = -1;
+        Step step = Step::waiting;
+        bool loaded = false;  // read for this lease
+    };
+
+    int layer = 0;
+    bool sweep = false;
+    std::vector<Want> wants;  // ascending by expert
+    std::vector<int> open;    // wants that were not handed out
+    size_t cursor = 0;        // wants before it have a slot or need none
+    int n_waiting = 0;        // wants without a slot
+    int n_placed = 0;         // wants with a slot, not handed out
+    int n_held = 0;           // pinned slots
+    int n_loaded = 0;         // of these, read for this lease
+    bool blocked = false;     // its owner waits in next()
+    std::thread::id owner;    // who used it last
+    std::unique_ptr<StoreError> error;
+    std::shared_ptr<const Arena> memory;
+
+    Want* find(int64_t expert);
+};
+
+}  // namespace moeflux

@@ -1,0 +1,55 @@
+#include "policy.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace moeflux {
+
+namespace {
+
+class Lru final : public Policy {
+public:
+    int window() const override { return 1; }
+    int choose(const int*, int) const override { return 0; }
+    void used(int) override {}
+};
+
+class Lfru final : public Policy {
+public:
+    Lfru(int n_keys, int n_slots)
+        : window_(std::clamp(n_slots / 4, 1, kMaxWindow)), period_(int64_t(n_slots) * 8), counts_(size_t(n_keys)) {}
+
+    int window() const override { return window_; }
+
+    int choose(const int* keys, int n) const override {
+        int best = 0;
+        for (int i = 1; i < n; ++i)
+            if (counts_[size_t(keys[i])] < counts_[size_t(keys[best])]) best = i;
+        return best;
+    }
+
+    void used(int key) override {
+        uint16_t& count = counts_[size_t(key)];
+        count = uint16_t(std::min<int>(count + 2, UINT16_MAX));  // by two, so that one request survives one halving
+        if (++uses_ % period_ == 0)
+            for (uint16_t& c : counts_) c = uint16_t(c / 2);
+    }
+
+private:
+    int window_;
+    int64_t period_, uses_ = 0;  // in requests: as long as it takes to turn the memory over a few times
+    std::vector<uint16_t> counts_;  // kept for experts that are not in memory too
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_policy(std::string_view name, int n_keys, int n_slots) {
+    if (name == "lru") return std::make_unique<Lru>();
+    if (name == "lfru") return std::make_unique<Lfru>(n_keys, n_slots);
+    throw std::invalid_argument("unknown policy " + std::string(name) + ": lru or lfru");
+}
+
+}  // namespace moeflux

@@ -1,0 +1,26 @@
+// Which expert goes when a slot is needed: a choice among the oldest that may go at all. What may go is Residency's business.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+namespace moeflux {
+
+class Policy {
+public:
+    virtual ~Policy() = default;
+    // How many of the oldest candidates it wants to see.
+    virtual int window() const = 0;
+    // The index of the one that goes. Keys are layer * n_experts + expert, oldest first, at least one.
+    virtual int choose(const int* keys, int n) const = 0;
+    // An expert was asked for.
+    virtual void used(int key) = 0;
+};
+
+// "lru": the oldest. "lfru": of the oldest 32, the one that was asked for least often, where old requests count ever less.
+// Throws std::invalid_argument for another name.
+std::unique_ptr<Policy> make_policy(std::string_view name, int n_keys, int n_slots);
+
+constexpr int kMaxWindow = 32;
+
+}  // namespace moeflux

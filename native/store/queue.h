@@ -1,0 +1,27 @@
+// Reads that wait for a reader: all demands before all hints, first come first served among each. Not thread-safe: the
+// store's mutex guards it.
+#pragma once
+
+#include "order.h"
+
+namespace moeflux {
+
+enum class Priority : int { demand, hint };
+
+class JobQueue {
+public:
+    explicit JobQueue(int n_jobs) : demands_(n_jobs), hints_(n_jobs) {}
+
+    bool empty() const { return demands_.empty() && hints_.empty(); }
+    bool has(int job) const { return demands_.has(job) || hints_.has(job); }
+    void push(int job, Priority priority) { (priority == Priority::demand ? demands_ : hints_).push_back(job); }
+    int pop();                // -1: none
+    bool remove(int job);     // false where it does not wait
+    bool promote(int job);    // from hint to demand, where it waits as a hint
+    void clear();
+
+private:
+    Order demands_, hints_;
+};
+
+}  // namespace moeflux

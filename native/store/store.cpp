@@ -1,0 +1,165 @@
+#include "store.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "lease_state.h"
+#include "reader.h"
+
+namespace moeflux {
+
+namespace {
+
+int max_experts(const std::vector<ExpertLayer>& layers) {
+    int64_t n = 0;
+    for (const ExpertLayer& layer : layers) n = std::max(n, layer.n_experts);
+    return int(n);
+}
+
+int max_components(const std::vector<ExpertLayer>& layers) {
+    size_t n = 0;
+    for (const ExpertLayer& layer : layers) n = std::max(n, layer.components.size());
+    return int(n);
+}
+
+std::vector<int64_t> sizes(const ExpertLayer& layer) {
+    std::vector<int64_t> result;
+    for (const Component& component : layer.components) result.push_back(component.bytes);
+    return result;
+}
+
+StoreOptions checked(StoreOptions options) {
+    if (options.n_slots < 1) throw std::invalid_argument("a store needs at least one slot");
+    if (options.floor < 0 || options.n_readers < 0 || options.sweep_slots < 1)
+        throw std::invalid_argument("floor, n_readers or sweep_slots");
+    if (max_experts(options.layers) == 0) throw std::invalid_argument("no layer has experts");
+    for (const ExpertLayer& layer : options.layers) check_layer(layer, int(options.paths.size()));
+    return options;
+}
+
+}  // namespace
+
+std::shared_ptr<Store> Store::open(StoreOptions options) {
+    std::shared_ptr<Store> store(new Store(checked(std::move(options))));
+    if (store->options_.n_readers > 0) store->readers_ = std::make_unique<Readers>(*store, store->options_.n_readers);
+    return store;
+}
+
+Store::Store(StoreOptions options)
+    : options_(std::move(options)),
+      n_components_(max_components(options_.layers)),
+      residency_(int(options_.layers.size()), max_experts(options_.layers), options_.n_slots, options_.floor,
+                 make_policy(options_.policy, int(options_.layers.size()) * max_experts(options_.layers), options_.n_slots)),
+      queue_(options_.n_slots * n_components_),
+      hinted_(options_.n_slots),
+      slots_(size_t(options_.n_slots)),
+      marks_(size_t(max_experts(options_.layers))) {
+    for (const ExpertLayer& layer : options_.layers) {
+        const std::vector<int64_t> each = sizes(layer);
+        layouts_.emplace_back(each, options_.direct);
+        slot_bytes_ = std::max(slot_bytes_, layouts_.back().bytes);
+        int64_t bytes = 0;
+        for (const int64_t size : each) bytes += size;
+        expert_bytes_.push_back(bytes);
+    }
+    for (const std::string& path : options_.paths) {
+        files_.push_back(std::make_unique<File>(path, options_.direct));
+        if (options_.direct && files_.back()->direct_descriptor() < 0)
+            notes_.push_back(path + ": its file system has no direct reads; it is read through the page cache");
+    }
+    memory_ = std::make_shared<const Arena>(options_.n_slots, slot_bytes_);
+    wanted_.reserve(marks_.size());
+}
+
+Store::~Store() { close(); }
+
+void Store::check(int layer, const int64_t* ids, int64_t n) const {
+    const auto experts = layer >= 0 && layer < n_layers() ? this->layer(layer).n_experts : 0;
+    if (experts == 0) throw std::out_of_range("layer " + std::to_string(layer) + " has no experts");
+    for (int64_t i = 0; i < n; ++i)
+        if (ids[i] < 0 || ids[i] >= experts)
+            throw std::out_of_range("expert " + std::to_string(ids[i]) + " of " + std::to_string(experts));
+}
+
+const std::vector<int>& Store::distinct(int layer, const int64_t* ids, int64_t n) {
+    ++mark_;
+    for (int64_t i = 0; i < n; ++i) marks_[size_t(ids[i])] = mark_;
+    wanted_.clear();
+    for (int expert = 0; expert < int(this->layer(layer).n_experts); ++expert)
+        if (marks_[size_t(expert)] == mark_) wanted_.push_back(expert);
+    return wanted_;
+}
+
+void Store::hint(int layer, const int64_t* ids, int64_t n) {
+    check(layer, ids, n);
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw closed_error();
+    for (const int expert : distinct(layer, ids, n)) {
+        if (residency_.find(layer, expert) >= 0) continue;
+        const int slot = n_waiting_ ? -1 : take_slot(layer, expert, Why::hint, false);
+        if (slot < 0) {
+            ++stats_.hints_dropped;
+            continue;
+        }
+        ++stats_.hints_issued;
+        fill(slot, layer, expert, Priority::hint);
+    }
+    wake_readers();
+}
+
+void Store::next_token() {
+    const std::lock_guard lock(mutex_);
+    residency_.next_token();
+    for (int i = hinted_.first(), next; i >= 0; i = next) {
+        next = hinted_.next(i);
+        if (slot(i).hint_tick < residency_.tick() - 1 && untouched(slot(i))) cancel(i);
+    }
+}
+
+void Store::close() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (closed_) return;
+        closed_ = true;
+        stopping_.store(true);
+        queue_.clear();
+        ready_.notify_all();
+        work_.notify_all();
+    }
+    readers_.reset();
+    const std::lock_guard lock(mutex_);
+    memory_.reset();
+}
+
+StoreStats Store::stats() const {
+    const std::lock_guard lock(mutex_);
+    StoreStats s = stats_;
+    if (n_running_) s.read_busy_ns += std::chrono::nanoseconds(Clock::now() - busy_since_).count();
+    s.slots = options_.n_slots;
+    s.slots_used = closed_ ? 0 : options_.n_slots - residency_.n_free();
+    s.bytes_resident = closed_ ? 0 : bytes_resident_;
+    s.hints_unused = s.hints_issued - s.hints_useful - s.hints_wasted - s.hints_cancelled - s.hints_failed;
+    return s;
+}
+
+std::vector<std::string> Store::take_notes() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(notes_, {});
+}
+
+std::vector<Store::SlotView> Store::slots() const {
+    static constexpr const char* names[] = {"empty", "filling", "ready", "failed"};
+    const std::lock_guard lock(mutex_);
+    std::vector<SlotView> views;
+    for (int i = 0; i < options_.n_slots; ++i) {
+        const Slot& s = slots_[size_t(i)];
+        const int pins = residency_.pins(i);
+        views.push_back({s.layer, s.expert, pins, s.state == State::ready && pins ? "leased" : names[int(s.state)]});
+    }
+    return views;
+}
+
+StoreError Store::closed_error() const { return {StoreError::Kind::closed, "the expert store is closed"}; }
+
+}  // namespace moeflux

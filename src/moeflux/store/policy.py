@@ -1,0 +1,69 @@
+"""Which expert makes room for which: the store's own bookkeeping without bytes, for replaying traces.
+
+Every read takes no time here, so a replay tells hits and misses, not speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+import moeflux._native as _native
+from moeflux.core.errors import OptionError
+
+POLICIES = ("lru", "lfru")
+
+
+def layer_floor(n_slots: int, n_layers: int, k: int) -> int:
+    """Experts that a layer keeps against all others: one token's, or an even share where those do not all fit."""
+    return k if n_slots >= n_layers * k else n_slots // n_layers
+
+
+def check_policy(policy: str) -> None:
+    if policy not in POLICIES:
+        raise OptionError(f"unknown policy {policy!r}", where="option 'policy'", hint=f"one of {', '.join(POLICIES)}")
+
+
+class Residency:
+    """`floor`: a layer with that many experts or fewer loses none to another layer."""
+
+    def __init__(self, n_layers: int, n_experts: int, n_slots: int, floor: int, policy: str = "lru") -> None:
+        check_policy(policy)
+        self._native = _native.Replay(n_layers, n_experts, n_slots, floor, policy)
+
+    def access(self, layer: int, ids: Iterable[int] | npt.NDArray[np.integer], *, sweep: bool = False) -> list[int]:
+        """Ask for these experts at once. Returns those that were not there; now they are, as far as slots go round."""
+        return self._native.access(layer, _array(ids), sweep)
+
+    def hint(self, layer: int, ids: Iterable[int] | npt.NDArray[np.integer]) -> list[int]:
+        """Those of the missing experts that found a slot."""
+        return self._native.hint(layer, _array(ids))
+
+    def next_token(self) -> None:
+        self._native.next_token()
+
+    def holds(self, layer: int, expert: int) -> bool:
+        return self._native.holds(layer, expert)
+
+    def count(self, layer: int) -> int:
+        """Experts of this layer in memory."""
+        return self._native.count(layer)
+
+    @property
+    def hints_useful(self) -> int:
+        """Hinted experts that were asked for before they were evicted."""
+        return self._native.useful
+
+    @property
+    def hints_wasted(self) -> int:
+        return self._native.wasted
+
+    @property
+    def evictions(self) -> int:
+        return self._native.evictions
+
+
+def _array(ids: Iterable[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    return np.ascontiguousarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)

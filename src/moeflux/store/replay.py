@@ -1,0 +1,93 @@
+"""What a store would have done with a recorded trace: hits and misses by size, policy and prediction. Not speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from moeflux.core.errors import OptionError
+from moeflux.store.policy import Residency, layer_floor
+from moeflux.store.trace import RoutingTrace
+
+PREDICTIONS = ("none", "previous", "perfect")
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What a store of this size would have done."""
+
+    n_slots: int
+    policy: str
+    prediction: str
+    asked: int  # distinct experts
+    hits: int
+    named: int  # of these, named by the prediction
+    hints_issued: int  # missing ones that found a slot
+    hints_useful: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.asked if self.asked else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Share of the experts asked for that the prediction had named."""
+        return self.named / self.asked if self.asked else 0.0
+
+    @property
+    def precision(self) -> float:
+        """Share of the hints' reads that were of use."""
+        return self.hints_useful / self.hints_issued if self.hints_issued else 0.0
+
+    @property
+    def reads(self) -> int:
+        """Experts read, for demands and hints."""
+        return self.asked - self.hits + self.hints_issued
+
+
+def replay(
+    trace: RoutingTrace,
+    n_slots: int,
+    policy: str = "lru",
+    prediction: Literal["none", "previous", "perfect"] = "none",
+    warmup: int = 0,
+) -> ReplayResult:
+    """Run a trace through a store that starts empty. Counting begins after `warmup` steps.
+
+    `previous`: a layer will ask for what it asked for in the step before. `perfect`: for what it will ask for, one layer
+    ahead, as the bound of any prediction.
+    """
+    if prediction not in PREDICTIONS:
+        hint = f"one of {', '.join(PREDICTIONS)}"
+        raise OptionError(f"unknown prediction {prediction!r}", where="option 'prediction'", hint=hint)
+    _, n_layers, k = trace.ids.shape
+    residency = Residency(n_layers, trace.n_experts, n_slots, layer_floor(n_slots, n_layers, k), policy)
+    asked = hits = named = issued = before = 0
+    nothing: list[set[int]] = [set()] * n_layers
+    previous = nothing
+    for number, rows in enumerate(_steps(trace)):
+        if number == warmup:
+            asked = hits = named = issued = 0
+            before = residency.hints_useful
+        residency.next_token()
+        wanted = [set(rows[:, layer].ravel().tolist()) for layer in range(n_layers)]
+        guesses = {"none": nothing, "previous": previous, "perfect": wanted}[prediction]
+        sweep = len(rows) > 1 and sum(map(len, wanted)) > n_slots
+        for layer in range(n_layers):
+            if layer + 1 < n_layers:
+                issued += len(residency.hint(layer + 1, sorted(guesses[layer + 1])))
+            misses = residency.access(layer, sorted(wanted[layer]), sweep=sweep)
+            asked += len(wanted[layer])
+            hits += len(wanted[layer]) - len(misses)
+            named += len(wanted[layer] & guesses[layer])
+        previous = wanted
+    useful = residency.hints_useful - before
+    return ReplayResult(n_slots, policy, prediction, asked, hits, named, issued, useful)
+
+
+def _steps(trace: RoutingTrace) -> list[npt.NDArray[np.int16]]:
+    starts = np.flatnonzero(np.diff(trace.steps, prepend=-1))
+    return np.split(trace.ids, starts[1:]) if len(trace) else []
