@@ -144,7 +144,10 @@ void Store::finish(const Job& job, const ReadResult& result, const std::string& 
         s.error = std::move(error);
         unqueue(job.slot);
     }
-    if (s.error ? s.running == 0 : s.left == 0) settle(job.slot);
+    if (s.error ? s.running == 0 : s.left == 0)
+        settle(job.slot);
+    else if (n_waiting_ && s.running == 0 && hinted_.has(job.slot))
+        serve_waiting();  // a demand may take this slot now, half filled as it is
 }
 
 // The last read of a slot is over.

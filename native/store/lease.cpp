@@ -144,11 +144,13 @@ size_t Store::next(LeaseState& l, std::vector<Expert>& out, bool wait) {
 // this thread or by one that waits for a slot itself.
 bool Store::hopeless(const LeaseState& l) const {
     if (n_filling_ > 0) return false;
-    for (const LeaseState* other : live_) {
-        const bool stuck = other->owner == l.owner || (other->blocked && other->n_placed == 0);
-        if (other->n_held > 0 && !stuck) return false;
-    }
-    return true;
+    const auto starves = [&](std::thread::id thread) {
+        return thread == l.owner || std::any_of(live_.begin(), live_.end(), [&](const LeaseState* other) {
+            return other->owner == thread && other->blocked && other->n_placed == 0;
+        });
+    };
+    return std::all_of(live_.begin(), live_.end(),
+                       [&](const LeaseState* other) { return other->n_held == 0 || starves(other->owner); });
 }
 
 StoreError Store::full_error(const LeaseState& l) const {
