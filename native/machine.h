@@ -72,6 +72,7 @@ public:
     int threads() const { return pool_.size(); }
     const Kernels& kernels() const { return *k_; }
     double seconds() const { return seconds_; }  // spent in calls so far
+    size_t scratch_bytes() const;                // asked for at most so far, all buffers together
 
     // Scratch for a block that is made of several calls: eight buffers, which those calls do not touch.
     float* floats(size_t which, int64_t n);
@@ -118,6 +119,7 @@ public:
 private:
     struct Buffer {
         std::unique_ptr<Block> block;
+        size_t most = 0;  // asked for so far
     };
     // Grow-only scratch by number; poisoned before each use in tests.
     uint8_t* scratch(size_t which, size_t bytes);

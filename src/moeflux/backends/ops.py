@@ -80,6 +80,10 @@ class Ops(ABC):
         """One matrix per head: [H, out, in]."""
 
     @abstractmethod
+    def place(self, n_bytes: int) -> Any:
+        """Memory for a resident weight, to be read into before the weight is loaded: a writable uint8 numpy array."""
+
+    @abstractmethod
     def allocate(self, n_bytes: int) -> Any:
         """Memory for expert slots: a writable uint8 numpy array that lives as long as something looks into it."""
 

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeflux.core.errors import OptionError
+from moeflux.core.units import parse_bytes
 
 BACKENDS = ("native", "numpy")
 ISAS = ("auto", "avx512_vnni", "avx2", "generic")
 
 _NOT_YET = {
-    "ram": "there is no expert store yet that could obey a budget: experts are read when they are needed and then dropped",
     "vram": "there is no GPU backend yet",
-    "context": "sequences grow as needed and reserve nothing, so there is no limit to set",
 }
+
+_NOT_NUMPY = (
+    ("threads", None, "the numpy backend uses its BLAS library as it is"),
+    ("isa", "auto", "the numpy backend uses its BLAS library as it is"),
+    ("ram", None, "the numpy backend decodes weights whenever it needs them and obeys no budget"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,16 +49,23 @@ class EngineConfig:
                 f"unknown instruction set {self.isa!r}", where="option 'isa'", hint=f"one of: {', '.join(ISAS)}"
             )
         if self.resolved_backend == "numpy":
-            for name, default in (("threads", None), ("isa", "auto")):
+            for name, default, reason in _NOT_NUMPY:
                 if getattr(self, name) != default:
-                    raise OptionError(
-                        "not available: the numpy backend uses its BLAS library as it is",
-                        where=f"option {name!r}",
-                        hint="use the native backend",
-                    )
-        threads = self.threads
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024):
-            raise OptionError(f"{threads!r} is not a number of threads", where="option 'threads'", hint="1 to 1024")
+                    raise OptionError(f"not available: {reason}", where=f"option {name!r}", hint="use the native backend")
+        _check_count("threads", self.threads, "threads", 1024)
+        _check_count("context", self.context, "tokens", 2**31)
+        _ = self.ram_bytes  # raises where it cannot be read
+
+    @property
+    def ram_bytes(self) -> int | None:
+        """The budget of the whole process; None: what is free."""
+        if self.ram is None:
+            return None
+        try:
+            return parse_bytes(self.ram)
+        except OptionError as error:
+            error.where = "option 'ram'"
+            raise
 
     @property
     def n_threads(self) -> int:
@@ -63,3 +75,8 @@ class EngineConfig:
     @property
     def resolved_backend(self) -> str:
         return BACKENDS[0] if self.backend == "auto" else self.backend
+
+
+def _check_count(name: str, value: int | None, of: str, most: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+        raise OptionError(f"{value!r} is not a number of {of}", where=f"option {name!r}", hint=f"1 to {most}")
