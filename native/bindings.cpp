@@ -159,6 +159,7 @@ NB_MODULE(_native, m) {
              nb::arg("threads"), nb::arg("isa"), nb::arg("exact"), nb::arg("poison"))
         .def_prop_ro("threads", &Machine::threads)
         .def_prop_ro("seconds", &Machine::seconds)
+        .def_prop_ro("scratch_bytes", &Machine::scratch_bytes)
         .def_prop_ro("isa", [](const Machine& self) { return self.kernels().name; });
     bind_blocks(machine);
     bind_layers(m, machine);

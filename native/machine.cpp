@@ -31,12 +31,19 @@ Machine::Machine(int threads, const Kernels* kernels, bool exact, bool poison)
 
 uint8_t* Machine::scratch(size_t which, size_t bytes) {
     auto& block = buffers_[which].block;
+    buffers_[which].most = std::max(buffers_[which].most, bytes);
     if (!block || block->size() < bytes) {
         block.reset();
         block = std::make_unique<Block>(bytes + bytes / 4 + 64);
     }
     if (poison_) std::memset(block->data(), 0xFF, block->size());  // as floats, NaN
     return block->data();
+}
+
+size_t Machine::scratch_bytes() const {
+    size_t total = 0;
+    for (const Buffer& buffer : buffers_) total += buffer.most;
+    return total;
 }
 
 float* Machine::floats(size_t which, int64_t n) { return reinterpret_cast<float*>(scratch(kFloatBuffers + which, size_t(n) * 4)); }

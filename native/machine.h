@@ -81,6 +81,7 @@ public:
     int threads() const { return pool_.size(); }
     const Kernels& kernels() const { return *k_; }
     double seconds() const { return seconds_; }  // spent in calls so far
+    size_t scratch_bytes() const;                // asked for at most so far, all buffers together
 
     // Scratch for a block that is made of several calls: kFloats buffers, which those calls do not touch.
     static constexpr size_t kFloats = 14;
@@ -131,6 +132,7 @@ public:
 private:
     struct Buffer {
         std::unique_ptr<Block> block;
+        size_t most = 0;  // asked for so far
     };
     // Grow-only scratch by number; poisoned before each use in tests.
     uint8_t* scratch(size_t which, size_t bytes);

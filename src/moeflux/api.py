@@ -32,6 +32,8 @@ def load(
 ) -> Engine:
     """Open a model folder in place. An option that would do nothing is refused with the reason.
 
+    `ram` ("8GiB") is the ceiling for the whole process, by default what is free; `context` the longest sequence that memory
+    is kept for, 8192 tokens by default. `engine.plan` says what follows from them.
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
     """
     return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context, isa), progress)

@@ -13,17 +13,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import Array, DeltaState, KvState, LatentState, LayerState
+from moeflux.core.config import Hints
 from moeflux.formats.quant import Matrix
 from moeflux.models.spec import Attention, DeltaNet, Layer, Mixer, Mla, Moe, Rope, Router
 
 Handle = Any  # a weight as the backend keeps it
 Weights = Mapping[str, Handle]
 Arrivals = Iterable[tuple[Handle, Sequence[int]]]  # a bank and experts that are in it; good until the next is asked for
-Hints = Literal["none", "previous", "lookahead", "both"]  # how later layers' experts are foreseen
 
 Record = Callable[[str, Array], None]  # name of an intermediate result, its rows
 
@@ -79,6 +79,10 @@ class Ops(ABC):
     @abstractmethod
     def load_heads(self, matrix: Matrix) -> Handle:
         """One matrix per head: [H, out, in]."""
+
+    @abstractmethod
+    def place(self, n_bytes: int) -> Any:
+        """Memory for a resident weight, to be read into before the weight is loaded: a writable uint8 numpy array."""
 
     @abstractmethod
     def allocate(self, n_bytes: int) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from moeflux.backends.ops import Handle, Hints, Ops
+from moeflux.backends.ops import Handle, Ops
+from moeflux.core.config import Hints
 from moeflux.core.errors import StateError
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.models.spec import ModelSpec
@@ -64,7 +65,9 @@ class Lease:
 class Experts:
     """The experts of one engine. `stream` is the backend's own way to them, or None where it runs layer by layer."""
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, options: StoreOptions, hints: Hints = "both") -> None:
+    def __init__(
+        self, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, options: StoreOptions, hints: Hints = "both"
+    ) -> None:
         self._ops = ops
         self._tables = {layer: checkpoint.experts(layer) for layer, _ in spec.moe_layers()}
         self._k = max(moe.router.k for _, moe in spec.moe_layers())

@@ -13,21 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 import moeflux._native as _native
+from moeflux.backends.native.arena import Arena
 from moeflux.backends.native.layer import fuse_layer, rotation
 from moeflux.backends.numpy.ops import NumpyOps
-from moeflux.backends.ops import Arrivals, Handle, Hints, LayerWeights, Record, Span, Weights
+from moeflux.backends.ops import Arrivals, Handle, LayerWeights, Span, Weights
 from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import DeltaState, KvState, LatentState
+from moeflux.core.config import Hints
 from moeflux.core.errors import FormatError, NumericError
 from moeflux.formats.quant import Affine, BlockFp8, Matrix, Plain, broken_part
-from moeflux.models.spec import Attention, DeltaNet, Mla, Moe, Router
+from moeflux.models.spec import Attention, DeltaNet, Mla, Router
 
 F32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-
-
-ARENA_BYTES = 64 * 2**20
 
 
 class NativeOps(NumpyOps):
@@ -39,7 +38,7 @@ class NativeOps(NumpyOps):
         """`exact`: float32 activations. `poison`: scratch memory is filled with NaN before each use."""
         self._machine = _native.Machine(threads=threads, isa=isa, exact=exact, poison=poison)
         self._poison = poison
-        self._arena: Bytes = np.empty(0, dtype=np.uint8)
+        self._arena = Arena(self.allocate)
 
     @property
     def threads(self) -> int:
@@ -54,6 +53,11 @@ class NativeOps(NumpyOps):
         """Time spent inside native calls so far."""
         return self._machine.seconds
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch memory that runs so far asked for at most."""
+        return self._machine.scratch_bytes
+
     def time_read(self, buffer: Bytes) -> float:
         """Seconds that all threads together take to read a buffer once."""
         return self._machine.time_read(buffer)
@@ -66,6 +70,9 @@ class NativeOps(NumpyOps):
 
     def allocate(self, n_bytes: int) -> Bytes:
         return _native.Block(n_bytes).bytes()
+
+    def place(self, n_bytes: int) -> Bytes:
+        return self._arena.carve(n_bytes)
 
     def load_vector(self, values: F32) -> F32:
         return np.array(values, dtype=np.float32, order="C")
@@ -95,22 +102,16 @@ class NativeOps(NumpyOps):
         bank.put(expert, *(_wrap(matrices[name]) for name in ("gate", "up", "down")))
 
     def resident(self, matrix: Matrix) -> Matrix:
-        """A copy of the components in memory of our own, on huge pages where they are large."""
+        """The components in memory of our own, on huge pages where they are large. Those that were read there stay."""
         parts = {}
         for name, part in matrix.parts.items():
-            copy = self._carve(part.nbytes).view(part.dtype).reshape(part.shape)
+            if self._arena.holds(part):
+                parts[name] = part
+                continue
+            copy = self._arena.carve(part.nbytes).view(part.dtype).reshape(part.shape)
             copy[...] = part
             parts[name] = copy
         return Matrix(matrix.codec, matrix.shape, parts, matrix.source)
-
-    def _carve(self, n_bytes: int) -> Bytes:
-        """A piece of a large block, because only large blocks get huge pages."""
-        if n_bytes > ARENA_BYTES // 4:
-            return self.allocate(n_bytes)
-        if n_bytes > len(self._arena):
-            self._arena = self.allocate(ARENA_BYTES)
-        piece, self._arena = self._arena[:n_bytes], self._arena[-(-n_bytes // 64) * 64 :]
-        return piece
 
     def _empty(self, *shape: int) -> F32:
         y = np.empty(shape, dtype=np.float32)

@@ -34,7 +34,7 @@ class NumpyOps(Ops):
         return np.array(values, dtype=np.float32)
 
     def load_matrix(self, matrix: Matrix) -> Handle:
-        return np.array(_decode_finite(matrix))  # a copy even where nothing was decoded: files may change under a mapping
+        return np.array(_decode_finite(matrix))  # a copy even where nothing was decoded: the caller may use its arrays again
 
     def load_embedding(self, matrix: Matrix) -> Handle:
         """Kept coded: one row per token is all that is ever decoded."""
@@ -48,6 +48,9 @@ class NumpyOps(Ops):
         heads = _decode_finite(matrix).reshape(spec.n_heads, spec.nope_dim + spec.value_dim, spec.kv_rank)
         embed_q = np.ascontiguousarray(heads[:, : spec.nope_dim].transpose(0, 2, 1))
         return embed_q, np.ascontiguousarray(heads[:, spec.nope_dim :])
+
+    def place(self, n_bytes: int) -> npt.NDArray[np.uint8]:
+        return np.empty(n_bytes, dtype=np.uint8)
 
     def allocate(self, n_bytes: int) -> npt.NDArray[np.uint8]:
         return np.empty(n_bytes, dtype=np.uint8)
