@@ -17,7 +17,8 @@ from moeflux.formats.quant_rules import read_quant_rules
 from moeflux.models.registry import read_spec
 from moeflux.runtime.advice import suggest
 from moeflux.runtime.forecast import Rates
-from moeflux.runtime.plan import CHUNKS, ROUNDING, RUNNING_BYTES, Resources, make_plan
+from moeflux.runtime.needs import CHUNKS, ROUNDING, RUNNING_BYTES, Resources
+from moeflux.runtime.plan import make_plan
 from moeflux.runtime.sizes import predict
 
 GB = 10**9

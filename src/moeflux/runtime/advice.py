@@ -9,7 +9,8 @@ from typing import Any
 from moeflux.core.units import format_at_least, format_bytes
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.forecast import MEMORY
-from moeflux.runtime.plan import Plan, Resources, make_plan
+from moeflux.runtime.needs import Resources
+from moeflux.runtime.plan import Plan, make_plan
 from moeflux.runtime.sizes import Sizes
 
 WORTH = 1.05  # times as fast, at one end of the range

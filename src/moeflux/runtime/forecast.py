@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """From the prompt to the first token at best, with nothing in the cache yet."""
+    """From the prompt to the first token at best, with nothing in the cache yet. Arithmetic counts if its rate is known."""
 
     prompt: int
     drive_bytes: int
@@ -104,7 +104,7 @@ def _first_token(
         parts = {
             DRIVE: _time(missing, rates.drive),
             MEMORY: _time(sizes.trunk_read_per_token + swept, rates.memory),
-            ARITHMETIC: _time(macs_per_token * tokens, rates.macs),
+            ARITHMETIC: _time(macs_per_token * tokens, rates.macs) if rates.macs else 0.0,
         }
         seconds, _ = _slowest(parts)
         total = None if seconds is None or total is None else total + seconds

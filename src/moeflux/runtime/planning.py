@@ -17,7 +17,8 @@ from moeflux.models.spec import ModelSpec
 from moeflux.runtime.advice import Choice, suggest
 from moeflux.runtime.forecast import Rates
 from moeflux.runtime.memory import default_budget, free_memory, used_now
-from moeflux.runtime.plan import DEFAULT_CONTEXT, DEFAULT_PROMPT, Plan, Resources, make_plan
+from moeflux.runtime.needs import DEFAULT_CONTEXT, Resources
+from moeflux.runtime.plan import DEFAULT_PROMPT, Plan, make_plan
 from moeflux.runtime.probe import DriveProbe, MemoryProbe, probe_drive, probe_memory
 from moeflux.runtime.sizes import Sizes, measure, predict
 
