@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from store.synthetic import fill, load, make_experts, resident
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from store.synthetic import CODECS, fill, held, load, make_experts, resident
 
 from moeflux.core.errors import ClosedError, OptionError, StateError
 from moeflux.formats.checkpoint import Checkpoint, read_config
@@ -13,6 +12,7 @@ from moeflux.formats.quant import Affine, decode
 from moeflux.models.registry import read_spec
 from moeflux.runtime.experts import read_expert
 from moeflux.store.store import ExpertStore, StoreOptions, slot_bytes
+from store.synthetic import CODECS, fill, held, load, make_experts, resident
 
 READERS = [("native", False), ("native", True), ("python", False), ("python", True)]
 

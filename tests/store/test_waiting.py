@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from store.synthetic import fill, held, load, make_experts, resident
 
 from moeflux.core.errors import BudgetError, ClosedError
+from store.synthetic import fill, held, load, make_experts, resident
 
 
 def until(holds) -> None:
