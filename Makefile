@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/* native/*/*) CMakeLists.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format sanitize clean
+.PHONY: demo test lint format sanitize sanitize-store clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -31,6 +31,16 @@ sanitize:
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	$(SANITIZE)/bin/python -m pytest -q -p no:cacheprovider tests/backends tests/native tests/properties
+
+# The expert store with many threads on it, under the thread sanitizer and under the address and undefined-behaviour ones.
+STORE := native/memory.cpp $(wildcard native/store/*.cpp) native/tests/store_stress.cpp
+sanitize-store:
+	mkdir -p build
+	for kind in thread address,undefined; do \
+	  $(CXX) -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -fsanitize=$$kind -pthread $(STORE) -o build/store_stress && \
+	  TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 build/store_stress build/store_stress.bin \
+	    || exit 1; \
+	done
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("moeflux needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

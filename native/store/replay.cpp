@@ -46,13 +46,14 @@ const std::vector<int64_t>& Replay::access(int layer, const int64_t* ids, int64_
         } else if (residency_.pins(slot) == 0) {
             useful += residency_.hinted(slot);
             residency_.touch(slot, why);
+            if (sweep) continue;  // an expert of a sweep is released before the next one is read
             residency_.pin(slot);
             pinned_.push_back(slot);
         }
     }
     for (const int64_t expert : out_) {
         const int slot = place(layer, int(expert), why);
-        if (slot < 0 || sweep) continue;  // an expert of a sweep is released before the next one comes
+        if (slot < 0 || sweep) continue;
         residency_.pin(slot);
         pinned_.push_back(slot);
     }

@@ -14,6 +14,8 @@ from moeflux.formats.files import Extent
 from moeflux.formats.quant import Affine, BlockFp8, Codec, Plain
 from moeflux.store.store import ExpertStore, StoreOptions
 
+BF16 = Plain("BF16")
+
 
 @dataclass
 class Experts:
@@ -39,7 +41,7 @@ def make_experts(
     *,
     n_layers: int = 3,
     n_experts: int = 6,
-    codec: Codec = Plain("BF16"),
+    codec: Codec = BF16,
     hidden: int = 64,
     width: int = 32,
     n_files: int = 1,

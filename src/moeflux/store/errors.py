@@ -30,4 +30,5 @@ def native_errors() -> Iterator[None]:
     try:
         yield
     except _native.StoreError as error:
-        raise translate(error) from None
+        translated = translate(error)
+        raise translated from translated.__cause__

@@ -59,7 +59,7 @@ class RoutingTrace:
     @classmethod
     def load(cls, path: Path) -> RoutingTrace:
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
         except OSError as error:
             raise ReadError(error.strerror or str(error), where=str(path)) from error
