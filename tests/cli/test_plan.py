@@ -35,7 +35,7 @@ def test_of_a_model_with_weights_the_drive_is_probed(model):
     report = json.loads(result.stdout)
     assert report["plan"]["resident"]
     assert report["plan"]["n_slots"] == report["plan"]["n_experts"] == 2 * 16
-    assert len(report["drive_probe"]["samples"]) in (4, 8)
+    assert len(report["drive_probe"]["samples"]) in (3, 6)
     assert report["rates"]["drive"] == report["drive_probe"]["bytes_s"]
     assert report["rates"]["memory"] == report["memory_probe"]["bytes_s"] > 1e8
     table = moeflux("plan", model, "--threads", 1)
@@ -145,7 +145,7 @@ def test_bench_io(model):
     report = json.loads(result.stdout.splitlines()[-1])
     assert report["bench"] == "io"
     assert report["reads_per_expert"] == 9
-    assert {row["n_readers"] for row in report["rows"]} == {1, 2, 4, 8}
+    assert {row["n_readers"] for row in report["rows"]} == {1, 2, 4, 8, 16}
     for row in report["rows"]:
         assert row["gb_s"][0] >= row["gb_s"][1] > 0
         assert row["expert_ms"][0] <= row["expert_ms"][1]

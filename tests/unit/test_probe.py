@@ -17,7 +17,7 @@ from moeflux.formats.checkpoint import Checkpoint
 from moeflux.models.registry import read_spec
 from moeflux.runtime.drive import ExpertReads, Sample
 from moeflux.runtime.page_cache import cached_share, forget
-from moeflux.runtime.probe import choose, probe_drive, probe_memory
+from moeflux.runtime.probe import DEPTHS, choose, probe_drive, probe_memory
 from unit.test_synthetic import QUANT, QWEN3
 
 CONFIG = QWEN3 | QUANT
@@ -44,7 +44,7 @@ def test_probe(checkpoint):
     probe = probe_drive(checkpoint, LAYERS)
     assert time.perf_counter() - start < 3
     whole = sum(checkpoint.experts(layer).nbytes for layer in LAYERS)
-    assert {sample.n_readers for sample in probe.samples} == {1, 2, 4, 8}
+    assert {sample.n_readers for sample in probe.samples} == set(DEPTHS)
     assert all(sample.n_bytes == whole for sample in probe.samples)  # so small that each sample reads everything
     assert probe.bytes_s == choose(probe.samples).bytes_s > 0
     assert probe.as_dict()["samples"][0]["bytes_s"] == probe.samples[0].bytes_s
@@ -85,7 +85,7 @@ def test_without_direct(checkpoint, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)
     probe = probe_drive(checkpoint, LAYERS)
     assert not probe.direct
-    assert [sample.n_readers for sample in probe.samples] == [1, 2, 4, 8]
+    assert [sample.n_readers for sample in probe.samples] == list(DEPTHS)
     assert "O_DIRECT does not work" in probe.notes[0]
 
 

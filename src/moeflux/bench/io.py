@@ -15,7 +15,7 @@ from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.runtime.drive import ExpertReads, Sample
 
-DEPTHS = (1, 2, 4, 8)
+DEPTHS = (1, 2, 4, 8, 16)
 Progress = Callable[[int, int], None]
 
 

@@ -14,7 +14,7 @@ from moeflux.backends.native.ops import NativeOps
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.runtime.drive import ExpertReads, Sample
 
-DEPTHS = (1, 2, 4, 8)  # readers
+DEPTHS = (1, 4, 16)  # readers
 SAMPLE_SECONDS = 0.1
 MOST_SECONDS = 2.0
 FEWEST_READERS = 2  # so that a read is under way while another one's bytes are looked at
