@@ -97,12 +97,12 @@ void Stream::look_ahead(size_t layer, const float* x) {
 }
 
 Experts Stream::next() {
+    lease_.release(ready_);  // what this layer still waits for may need the slots
+    ready_.clear();
     if (!sweep_) {
         lease_.next(ready_);
         return ready_;
     }
-    lease_.release(ready_);
-    ready_.clear();
     // Arrivals first, because their slots are wanted for what comes next.
     lease_.next(arrived_, backlog_.empty());
     for (const Expert& expert : arrived_) backlog_.push_back(expert);

@@ -28,11 +28,10 @@ DECODE_TOKENS = 8  # more are a prompt: a sweep over experts, each used once
 class Lease:
     """Experts that were asked for, handed out as they arrive. Used once, by one thread, until it is released."""
 
-    def __init__(self, lease: StoreLease, ops: Ops, n_experts: int, *, sweep: bool) -> None:
+    def __init__(self, lease: StoreLease, ops: Ops, n_experts: int) -> None:
         self._lease: StoreLease | None = lease
         self._ops = ops
         self._n_experts = n_experts
-        self._sweep = sweep
 
     def arrivals(self) -> Iterator[tuple[Handle, list[int]]]:
         """A bank and the experts in it: those in memory first. Good until the next one is asked for."""
@@ -41,8 +40,7 @@ class Lease:
             for expert in experts:
                 self._ops.put_expert(bank, expert, self._open.matrices(expert))
             yield bank, experts
-            if self._sweep:
-                self._open.release(experts)
+            self._open.release(experts)  # what is still waited for may need the slots
 
     @property
     def _open(self) -> StoreLease:
@@ -90,9 +88,8 @@ class Experts:
 
     def acquire(self, layer: int, ids: Ids) -> Lease:
         """ids [T, k]. Starts the reads that are missing and waits for none."""
-        sweep = len(ids) > DECODE_TOKENS
-        lease = self.store.acquire(layer, ids, sweep=sweep)
-        return Lease(lease, self._ops, self._tables[layer].n_experts, sweep=sweep)
+        lease = self.store.acquire(layer, ids, sweep=len(ids) > DECODE_TOKENS)
+        return Lease(lease, self._ops, self._tables[layer].n_experts)
 
     def close(self) -> None:
         self.store.close()
