@@ -56,7 +56,8 @@ void bind_layers(nb::module_& m, nb::class_<Machine>& machine) {
              nb::keep_alive<1, 3>())
         .def("record", &Stream::record)
         .def_prop_ro("routed", &Stream::routed)
-        .def_prop_ro("width", &Stream::width)
+        .def_prop_ro("width", [](const Stream& s) { return s.reach().width(); })
+        .def_prop_ro("depth", [](const Stream& s) { return s.reach().depth(); })
         .def_prop_ro("guessed", &Stream::guessed)
         .def_prop_ro("asked", &Stream::asked)
         .def_prop_ro("foreseen", &Stream::foreseen);

@@ -127,6 +127,7 @@ class Machine:
 
 class Stream:
     width: int
+    depth: int
     guessed: int
     asked: int
     foreseen: int
