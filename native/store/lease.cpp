@@ -95,6 +95,11 @@ void Store::serve_waiting() {
     wake_readers();
 }
 
+// Whether a lease waits for slots that cannot be had. A sweep always does: it takes only so many at a time.
+bool Store::starving() const {
+    return std::any_of(live_.begin(), live_.end(), [](const LeaseState* l) { return l->n_waiting && !l->sweep; });
+}
+
 // Hands out what is ready; stops at what has failed.
 void Store::collect(LeaseState& l, std::vector<Expert>& out) {
     size_t kept = 0;
