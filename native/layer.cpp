@@ -1,28 +1,30 @@
 #include "layer.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace moeflux {
 
 namespace {
 
-std::vector<KvSpan> kv_spans(const std::vector<LayerSpan>& spans) {
-    std::vector<KvSpan> result;
-    for (const auto& s : spans) result.push_back({s.start, s.stop, s.position, s.first, s.second, s.dtype});
-    return result;
+void expect_ffn(Machine& m, const Layer& l) {
+    if (l.moe()) m.expect({&l.router});
+    else m.expect({&l.gate_proj, &l.up_proj});
 }
 
-void run_attention(Machine& m, const Layer& l, const float* h, int64_t tokens, const std::vector<LayerSpan>& spans, float* y) {
+void run_attention(Machine& m, const Layer& l, const float* h, int64_t tokens, Spans spans, float* y) {
     float* q = m.floats(0, tokens * l.q.rows);
     float* k = m.floats(1, tokens * l.k.rows);
     float* v = m.floats(2, tokens * l.v.rows);
     float* mixed = m.floats(3, tokens * l.shape.heads * l.shape.dim);
+    m.expect({&l.o});
     m.linears(h, tokens, {&l.q, &l.k, &l.v}, {q, k, v});
-    m.attention(q, k, v, l.q_norm, l.k_norm, l.eps, l.shape, l.rotation, kv_spans(spans), mixed);
+    m.attention(q, k, v, l.q_norm, l.k_norm, l.eps, l.shape, l.rotation, spans, mixed);
+    expect_ffn(m, l);
     m.linears(mixed, tokens, {&l.o}, {y});
 }
 
-void run_latent(Machine& m, const Layer& l, const float* h, int64_t tokens, const std::vector<LayerSpan>& spans, float* y) {
+void run_latent(Machine& m, const Layer& l, const float* h, int64_t tokens, Spans spans, float* y) {
     const int64_t rope = int64_t(l.rotation.frequencies.size()) * 2, width = l.nope + rope;
     float* q = m.floats(0, tokens * l.heads * width);
     float* kv = m.floats(1, tokens * l.kv_a.rows);
@@ -40,11 +42,33 @@ void run_latent(Machine& m, const Layer& l, const float* h, int64_t tokens, cons
     float* mixed = m.floats(4, tokens * l.heads * l.rank);
     m.head_linear(nope, tokens, l.embed_q, q_latent);
     m.latent_attention(q_latent, q + l.nope, width, kv, l.kv_a_norm, l.latent_eps, l.heads, l.rank, l.scale, l.rotation,
-                       kv_spans(spans), mixed);
+                       spans, mixed);
     float* values = m.floats(2, tokens * l.heads * l.unembed_out.rows);
     m.head_linear(mixed, tokens, l.unembed_out, values);
+    expect_ffn(m, l);
     m.linears(values, tokens, {&l.o}, {y});
 }
+
+// What a layer is multiplied with first.
+struct FirstMatrices {
+    const Matrix* all[4];
+    size_t n = 0;
+
+    explicit FirstMatrices(const Layer* l) {
+        if (!l) return;
+        switch (l->mixer) {
+            case Mixer::attention: set({&l->q, &l->k, &l->v}); break;
+            case Mixer::latent: set({l->q_a.rows ? &l->q_a : &l->q, &l->kv_a}); break;
+            case Mixer::delta:
+                if (l->qkvz.rows) set({&l->qkvz, &l->ba});
+                else set({&l->qkv, &l->z, &l->b, &l->a});
+        }
+    }
+    void set(std::initializer_list<const Matrix*> matrices) {
+        for (const Matrix* m : matrices) all[n++] = m;
+    }
+    operator Matrices() const { return {all, n}; }
+};
 
 // Undo the interleaving by key head of the fused projections.
 void split_fused(const Layer& l, const float* qkvz, const float* ba, int64_t tokens, float* qkv, float* z, float* b, float* a) {
@@ -64,7 +88,7 @@ void split_fused(const Layer& l, const float* qkvz, const float* ba, int64_t tok
         }
 }
 
-void run_delta(Machine& m, const Layer& l, const float* h, int64_t tokens, const std::vector<LayerSpan>& spans, float* y) {
+void run_delta(Machine& m, const Layer& l, const float* h, int64_t tokens, Spans spans, float* y) {
     const auto& s = l.delta;
     const int64_t value_width = s.heads * s.value_dim;
     float* qkv = m.floats(0, tokens * s.channels());
@@ -72,6 +96,7 @@ void run_delta(Machine& m, const Layer& l, const float* h, int64_t tokens, const
     float* b = m.floats(2, tokens * s.heads);
     float* a = m.floats(3, tokens * s.heads);
     float* mixed = m.floats(4, tokens * value_width);
+    m.expect({&l.out});
     if (l.qkvz.rows) {
         float* qkvz = m.floats(5, tokens * l.qkvz.rows);
         float* ba = m.floats(6, tokens * l.ba.rows);
@@ -80,16 +105,13 @@ void run_delta(Machine& m, const Layer& l, const float* h, int64_t tokens, const
     } else {
         m.linears(h, tokens, {&l.qkv, &l.z, &l.b, &l.a}, {qkv, z, b, a});
     }
-    std::vector<DeltaStateSpan> states;
-    for (const auto& span : spans)
-        states.push_back({span.start, span.stop, reinterpret_cast<float*>(span.first), reinterpret_cast<float*>(span.second)});
-    m.delta_net(qkv, z, a, b, l.conv, l.a_log, l.dt_bias, l.norm, l.eps, s, states, mixed);
+    m.delta_net(qkv, z, a, b, l.conv, l.a_log, l.dt_bias, l.norm, l.eps, s, spans, mixed);
+    expect_ffn(m, l);
     m.linears(mixed, tokens, {&l.out}, {y});
 }
 
-}  // namespace
-
-bool run_mixer(Machine& m, const Layer& l, float* x, int64_t tokens, const std::vector<LayerSpan>& spans, float* h,
+// x += mixer(norm(x)); h = norm(x); and the router's choice where there is one. False where a score is not finite.
+bool run_mixer(Machine& m, const Layer& l, float* x, int64_t tokens, Spans spans, float* h,
                int64_t* ids, float* weights) {
     const Machine::Call call(m);
     float* y = m.floats(7, tokens * l.hidden);
@@ -102,12 +124,14 @@ bool run_mixer(Machine& m, const Layer& l, float* x, int64_t tokens, const std::
     m.add_norm(x, y, l.ffn_norm, l.eps, tokens, l.hidden, x, h);
     if (!l.moe()) return true;
     float* logits = m.floats(0, tokens * l.router.rows);
+    if (l.shared_gate_proj.rows) m.expect({&l.shared_gate_proj, &l.shared_up_proj});
     m.linears(h, tokens, {&l.router}, {logits});
     return m.route(logits, l.router_bias, tokens, l.routing, ids, weights);
 }
 
+// x += experts(h) + shared(h), or x += mlp(h). `after`: the layer that follows, if any.
 void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t tokens, const int64_t* ids, const float* weights,
-             const std::vector<Expert>& ready) {
+             ExpertSource& source, const Layer* after) {
     const Machine::Call call(m);
     float* y = m.floats(7, tokens * l.hidden);
     if (!l.moe()) {
@@ -115,14 +139,40 @@ void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t token
         m.add(x, y, tokens * l.hidden, x);
         return;
     }
-    m.experts_all(h, tokens, l.hidden, ids, weights, l.routing.k, ready, y);
-    if (l.shared_gate_proj.rows) {
-        float* shared = m.floats(6, tokens * l.hidden);
-        m.mlp(h, tokens, l.shared_gate_proj, l.shared_up_proj, l.shared_down_proj, l.shared_gate.rows ? &l.shared_gate : nullptr,
-              shared);
-        m.add(y, shared, tokens * l.hidden, y);
+    const bool has_shared = l.shared_gate_proj.rows > 0;
+    float* outputs = m.floats(5, tokens * l.routing.k * l.hidden);
+    const SharedExpert shared = {&l.shared_gate_proj, &l.shared_up_proj, &l.shared_down_proj,
+                                 l.shared_gate.rows ? &l.shared_gate : nullptr, has_shared ? m.floats(6, tokens * l.hidden) : nullptr};
+    const FirstMatrices then(after);
+    bool first = true;
+    for (Experts ready = source.next(); first || !ready.empty(); ready = source.next()) {
+        m.experts(h, tokens, l.hidden, ids, l.routing.k, ready, first && has_shared ? &shared : nullptr, outputs, then);
+        first = false;
     }
+    m.combine(outputs, weights, tokens, l.routing.k, l.hidden, y);
+    if (has_shared) m.add(y, shared.y, tokens * l.hidden, y);
     m.add(x, y, tokens * l.hidden, x);
+}
+
+}  // namespace
+
+int64_t run_layers(Machine& m, std::span<const Step> steps, float* x, int64_t tokens, ExpertSource& source) {
+    const Machine::Call call(m);
+    int64_t k = 1, hidden = 1;
+    for (const Step& step : steps) k = std::max(k, step.layer->routing.k), hidden = step.layer->hidden;
+    float *h = m.floats(8, tokens * hidden), *weights = m.floats(9, tokens * k);
+    auto* ids = reinterpret_cast<int64_t*>(m.floats(10, tokens * k * 2));
+    for (size_t i = 0; i < steps.size(); ++i) {
+        const Layer& l = *steps[i].layer;
+        if (!run_mixer(m, l, x, tokens, steps[i].spans, h, ids, weights)) return int64_t(i);
+        if (l.moe()) {
+            source.begin(i, ids, tokens * l.routing.k, tokens);
+            source.meanwhile(i, x, tokens);
+        }
+        run_ffn(m, l, x, h, tokens, ids, weights, source, i + 1 < steps.size() ? steps[i + 1].layer : nullptr);
+        if (l.moe()) source.end();
+    }
+    return -1;
 }
 
 }  // namespace moeflux

@@ -40,19 +40,24 @@ struct Layer {
     bool moe() const { return router.rows > 0; }
 };
 
-// A sequence's share of a batch and its state: keys and values, latents, or convolution and delta.
-struct LayerSpan {
-    int64_t start, stop, position;
-    uint8_t *first, *second;
-    Dtype dtype;
+// Where the experts come from that a layer's tokens chose. `next` gives some that are there, never one twice, and none when
+// all were given; they may be used until `end`.
+class ExpertSource {
+public:
+    virtual ~ExpertSource() = default;
+    virtual void begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) = 0;
+    // Called after `begin`, when reads are under way: x [T, hidden] as it is between mixer and experts.
+    virtual void meanwhile(size_t, const float*, int64_t) {}
+    virtual Experts next() = 0;
+    virtual void end() = 0;
 };
 
-// x += mixer(norm(x)); h = norm(x); and the router's choice where there is one. False where a score is not finite.
-bool run_mixer(Machine& machine, const Layer& layer, float* x, int64_t tokens, const std::vector<LayerSpan>& spans, float* h,
-               int64_t* ids, float* weights);
+struct Step {
+    const Layer* layer;
+    Spans spans;
+};
 
-// x += experts(h) + shared(h), or x += mlp(h).
-void run_ffn(Machine& machine, const Layer& layer, float* x, const float* h, int64_t tokens, const int64_t* ids,
-             const float* weights, const std::vector<Expert>& ready);
+// All layers over x [T, hidden]. Returns -1, or the layer whose scores are not finite.
+int64_t run_layers(Machine& machine, std::span<const Step> steps, float* x, int64_t tokens, ExpertSource& source);
 
 }  // namespace moeflux

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <chrono>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "kernels.h"
@@ -35,21 +37,18 @@ struct AttentionShape {
     bool gated;
 };
 
-// One sequence's share of a batch: rows [start, stop), state buffers, position of the first row.
-struct KvSpan {
+// One sequence's share of a batch and its state in this layer: rows [start, stop), position of the first row; keys and values,
+// latents (first), or convolution and delta (floats).
+struct Span {
     int64_t start, stop, position;
-    uint8_t *keys, *values;
+    uint8_t *first, *second;
     Dtype dtype;
 };
+using Spans = std::span<const Span>;
 
 struct DeltaShape {
     int64_t key_heads, heads, key_dim, value_dim, width;
     int64_t channels() const { return 2 * key_heads * key_dim + heads * value_dim; }
-};
-
-struct DeltaStateSpan {
-    int64_t start, stop;
-    float *conv, *delta;
 };
 
 struct RouterShape {
@@ -64,6 +63,16 @@ struct Expert {
     const Matrix *gate, *up, *down;
 };
 
+using Experts = std::span<const Expert>;
+using Matrices = std::span<const Matrix* const>;
+
+// The expert that every token uses, and where its output goes: y [T, hidden].
+struct SharedExpert {
+    const Matrix *gate, *up, *down;
+    const Matrix* output_gate;  // may be null
+    float* y;
+};
+
 class Machine {
 public:
     class Call;  // holds the machine for as long as it lives
@@ -72,13 +81,21 @@ public:
     int threads() const { return pool_.size(); }
     const Kernels& kernels() const { return *k_; }
     double seconds() const { return seconds_; }  // spent in calls so far
+    size_t scratch_bytes() const;                // asked for at most so far, all buffers together
 
-    // Scratch for a block that is made of several calls: eight buffers, which those calls do not touch.
+    // Scratch for a block that is made of several calls: kFloats buffers, which those calls do not touch.
+    static constexpr size_t kFloats = 14;
     float* floats(size_t which, int64_t n);
     void add(const float* a, const float* b, int64_t n, float* y);
 
     // y[i] = x W_i^T for several matrices with the same inputs. x [T, cols], y[i] [T, rows_i].
-    void linears(const float* x, int64_t tokens, const std::vector<const Matrix*>& matrices, const std::vector<float*>& y);
+    void linears(const float* x, int64_t tokens, Matrices matrices, std::span<float* const> y);
+    void linears(const float* x, int64_t tokens, std::initializer_list<const Matrix*> matrices, std::initializer_list<float*> y) {
+        linears(x, tokens, Matrices(matrices.begin(), matrices.size()), std::span<float* const>(y.begin(), y.size()));
+    }
+    // What few tokens will be multiplied with after the next call, for threads that have nothing to do until then.
+    void expect(Matrices matrices);
+    void expect(std::initializer_list<const Matrix*> matrices) { expect(Matrices(matrices.begin(), matrices.size())); }
     void head_linear(const float* x, int64_t tokens, const HeadMatrix& w, float* y);
     void embed(const Matrix& table, const int64_t* ids, int64_t tokens, float* y);
     void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t n, float* y);
@@ -89,35 +106,33 @@ public:
 
     // q [T, heads, dim or 2 dim], k and v [T, groups, dim] straight from the projections -> out [T, heads * dim].
     void attention(const float* q, const float* k, const float* v, const float* q_norm, const float* k_norm, float eps,
-                   const AttentionShape& shape, const Rotation& rotation, const std::vector<KvSpan>& spans, float* out);
+                   const AttentionShape& shape, const Rotation& rotation, Spans spans, float* out);
     // q_latent [T, heads, rank], q_rope [T, heads, rope] (stride q_stride), kv [T, rank + rope] -> out [T, heads, rank].
     void latent_attention(const float* q_latent, const float* q_rope, int64_t q_stride, const float* kv, const float* norm,
                           float eps, int64_t heads, int64_t rank, float scale, const Rotation& rotation,
-                          const std::vector<KvSpan>& spans, float* out);
+                          Spans spans, float* out);
     // qkv [T, channels], z [T, heads, value_dim], a and b [T, heads] -> out [T, heads * value_dim].
     void delta_net(const float* qkv, const float* z, const float* a, const float* b, const float* conv, const float* a_log,
                    const float* dt_bias, const float* norm, float eps, const DeltaShape& shape,
-                   const std::vector<DeltaStateSpan>& spans, float* out);
+                   Spans spans, float* out);
 
     // False where a score is not finite.
     bool route(float* logits, const float* bias, int64_t tokens, const RouterShape& shape, int64_t* ids, float* weights);
-    // Outputs of these experts for the tokens that chose them, into outputs [T, k, hidden]. May be called with some
-    // experts now and others later.
-    void experts(const float* x, int64_t tokens, int64_t hidden, const int64_t* ids, int64_t k,
-                 const std::vector<Expert>& ready, float* outputs);
+    // Outputs of these experts, which must differ, for the tokens that chose them, into outputs [T, k, hidden]; and of the
+    // shared expert. May be called with some experts now and others later. `then`: matrices that follow.
+    void experts(const float* x, int64_t tokens, int64_t hidden, const int64_t* ids, int64_t k, Experts ready,
+                 const SharedExpert* shared, float* outputs, Matrices then = {});
     // Seconds to read a buffer once with all threads, and integer multiply-adds per second of all threads together.
     double time_read(const uint8_t* p, size_t n);
     double multiply_rate();
 
-    // All chosen experts and their sum in rank order: y [T, hidden].
-    void experts_all(const float* x, int64_t tokens, int64_t hidden, const int64_t* ids, const float* weights, int64_t k,
-                     const std::vector<Expert>& ready, float* y);
     // y [T, hidden] = sum over ranks, in rank order.
     void combine(const float* outputs, const float* weights, int64_t tokens, int64_t k, int64_t hidden, float* y);
 
 private:
     struct Buffer {
         std::unique_ptr<Block> block;
+        size_t most = 0;  // asked for so far
     };
     // Grow-only scratch by number; poisoned before each use in tests.
     uint8_t* scratch(size_t which, size_t bytes);
@@ -126,9 +141,31 @@ private:
     // One record per row of x in a layout; pointers into scratch, or into x itself for floats.
     const uint8_t* const* records(const float* x, int64_t tokens, int64_t cols, Layout layout, int group, size_t which);
     void rotate(const Rotation& r, const float* cos_sin, int64_t token, float* x) const;
-    const float* angles(const Rotation& r, const std::vector<KvSpan>& spans, int64_t tokens);
+    const float* angles(const Rotation& r, Spans spans, int64_t tokens);
     void attend(const AttendSpan& span, int64_t tokens);
+    void attend_one_token(const float* q, const float* k, const float* v, const float* q_norm, const float* k_norm, float eps,
+                          const AttentionShape& s, const Rotation& rotation, Spans spans, float* out);
+    struct Inner;
+    class RecordKinds;
+    int64_t group_pairs(const int64_t* ids, int64_t n, Experts ready);
+    Inner lay_out(int64_t n_pairs, int64_t tokens, Experts ready, const SharedExpert* shared);
+    void add_gates_and_ups(const Inner& in, const float* x, int64_t k);
+    void add_downs(const Inner& in);
+    void activate(const Inner& in);
     void append(const float* row, int64_t n, Dtype dtype, uint8_t* to) const;
+
+    // One product of a job: rows of a matrix cut into chunks.
+    struct Piece {
+        const Matrix* matrix;
+        Layout layout;
+        const uint8_t* const* in;  // records of the tokens
+        float* const* out;
+        int64_t tokens, per_chunk, first_chunk;
+    };
+    void add_piece(const Matrix& m, Layout layout, const uint8_t* const* in, float* const* out, int64_t tokens, int64_t most_tokens);
+    const Piece& piece_of(int64_t chunk) const;
+    void run_pieces();  // all that were added, as one job
+    void expect_pieces();  // those that were added are not run yet: the next job
 
     std::recursive_mutex busy_;
     int depth_ = 0;
@@ -138,6 +175,9 @@ private:
     bool exact_, poison_;
     std::vector<std::unique_ptr<Block>> workspaces_;
     std::vector<Buffer> buffers_;
+    std::vector<Piece> pieces_;
+    int64_t chunks_ = 0;  // of all pieces
+    std::vector<int64_t> pairs_, shares_, place_;  // of `experts`
 };
 
 // The outermost call counts the time.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
-from moeflux.core.config import EngineConfig
+from moeflux.core.config import EngineConfig, Hints
 from moeflux.runtime import engine as runtime
 from moeflux.runtime.experts import Progress
 from moeflux.session.generate import Token, generate
@@ -28,10 +29,22 @@ def load(
     vram: int | str | None = None,
     context: int | None = None,
     isa: str = "auto",
+    hints: Hints = "both",
+    policy: str = "lru",
+    reader: Literal["native", "python"] = "native",
+    slots: int | None = None,
+    ring: int = 0,
     progress: Progress | None = None,
 ) -> Engine:
     """Open a model folder in place. An option that would do nothing is refused with the reason.
 
+    `ram` ("8GiB") is the ceiling for the whole process, by default what is free; `context` the longest sequence that memory
+    is kept for, 8192 tokens by default. `engine.plan` says what follows from them.
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
+
+    The others never change a result: `hints` (how later layers' experts are foreseen), `policy` (which expert makes room),
+    `reader`, `slots` (experts in memory at most, where that shall be fewer than the budget holds), `ring` (expert dispatches
+    in flight, where a backend runs layer by layer).
     """
-    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context, isa), progress)
+    options = (hints, policy, reader, slots, ring)
+    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context, isa, *options), progress)

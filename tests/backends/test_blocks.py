@@ -98,21 +98,23 @@ def _empty_like(rows):
 def test_experts_may_arrive_one_by_one():
     """In any order and any portions, the sum is the same bits: it is taken in rank order at the end."""
     engine = on_machine(DATA / "mlx" / "qwen3_moe-4bit-f32", NativeOps(2, poison=True))
-    ops, bank = engine.model.ops, engine.model.experts.acquire(1, None).bank
+    ops = engine.model.ops
     random = np.random.default_rng(5)
     x = random.normal(size=(9, 128)).astype(np.float32)
     ids = np.argsort(random.normal(size=(9, 8)), axis=-1)[:, :2].copy()
     weights = random.uniform(size=(9, 2)).astype(np.float32)
-    whole = ops.experts(x, ids, weights, bank)
-    for arrivals in ([[5, 3], [0, 1, 2, 4, 6, 7]], [[e] for e in range(7, -1, -1)]):
-        np.testing.assert_array_equal(ops.experts_arriving(x, ids, weights, bank, arrivals), whole)
+    with engine.model.experts.acquire(1, np.arange(8)[None]) as lease:
+        bank, experts = next(lease.arrivals())  # all are in memory
+        whole = ops.experts(x, ids, weights, [(bank, experts)])
+        for portions in ([[5, 3], [0, 1, 2, 4, 6, 7]], [[e] for e in range(7, -1, -1)]):
+            np.testing.assert_array_equal(ops.experts(x, ids, weights, [(bank, some) for some in portions]), whole)
 
 
 def test_an_expert_that_is_not_there_is_refused():
     ops = NativeOps(1)
     x = np.zeros((1, 128), np.float32)
     with pytest.raises(ValueError, match="not in the bank"):
-        ops.experts(x, np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32), ops.new_bank(4))
+        ops.experts(x, np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32), [(ops.new_bank(4), [0])])
 
 
 @pytest.mark.parametrize("isa", available_isas())

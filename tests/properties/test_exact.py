@@ -75,14 +75,3 @@ def test_watching_does_not_matter(name, isa):
     """A traced run goes block by block, an untraced one layer by layer: the same bits."""
     engine, ids, whole = opened(name, isa)
     np.testing.assert_array_equal(engine.score(ids, trace=Trace()), whole)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_residency_does_not_matter(name, monkeypatch):
-    """Experts all in memory, or read when needed."""
-    _, ids, whole = opened(name, available_isas()[0])
-    with monkeypatch.context() as patch:
-        patch.setattr("moeflux.runtime.engine.available_memory", lambda: 0)
-        demand = moeflux.load(DATA / "mlx" / name)
-    assert "read when needed" in demand.notes[-1]
-    np.testing.assert_array_equal(demand.score(ids), whole)

@@ -36,6 +36,9 @@ class Experts:
         return ExpertStore(self, sorted(self.tables), StoreOptions(**{"k": 2, **options}))
 
 
+CODEC = Plain("BF16")
+
+
 def make_experts(
     folder: Path,
     *,

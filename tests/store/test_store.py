@@ -10,7 +10,6 @@ from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.formats.experts import ExpertLayout, Projection
 from moeflux.formats.quant import Affine, decode
 from moeflux.models.registry import read_spec
-from moeflux.runtime.experts import read_expert
 from moeflux.store.store import ExpertStore, StoreOptions, slot_bytes
 from store.synthetic import CODECS, fill, held, load, make_experts, resident
 
@@ -42,11 +41,19 @@ def test_matrices_of_a_checkpoint(mlx, name):
             for expert in range(table.n_experts):
                 with store.acquire(layer, [expert]) as lease:
                     lease.wait()
-                    expected = read_expert(checkpoint, layer, expert, np.empty(table.layout.nbytes, np.uint8))
+                    source = f"{checkpoint.files.paths[table.extents(0)[0].file].name}: layer {layer}, expert {expert}"
+                    pieces = [_bytes_of(checkpoint, extent) for extent in table.extents(expert)]
+                    expected = table.layout.assemble(pieces, source)
                     for part, matrix in lease.matrices(expert).items():
                         np.testing.assert_array_equal(decode(matrix), decode(expected[part]))
                         assert matrix.source == expected[part].source
     checkpoint.close()
+
+
+def _bytes_of(checkpoint, extent):
+    with checkpoint.files.paths[extent.file].open("rb") as file:
+        file.seek(extent.offset)
+        return np.frombuffer(file.read(extent.length), np.uint8)
 
 
 def test_hits_come_first(tmp_path):

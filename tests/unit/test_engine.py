@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 
 import moeflux
 from moeflux import Segment
+from moeflux.core.units import parse_bytes
 
 NAME = "qwen3_moe-4bit-f32"
 
@@ -18,9 +22,13 @@ def engine(mlx, request):
 
 
 REFUSED = [
-    {"ram": "8GiB"},
+    {"ram": "8GiB", "backend": "numpy"},
+    {"ram": "banana"},
+    {"ram": -1},
+    {"ram": 1.5},
     {"vram": "1GiB"},
-    {"context": 4096},
+    {"context": 0},
+    {"context": 2.5},
     {"threads": 2, "backend": "numpy"},
     {"isa": "generic", "backend": "numpy"},
     {"threads": 0},
@@ -39,6 +47,27 @@ def test_options_that_would_do_nothing_are_refused(mlx, options):
 def test_unknown_backend(mlx):
     with pytest.raises(moeflux.OptionError, match="numpy"):
         moeflux.load(mlx(NAME), backend="abacus")
+
+
+def test_a_budget_below_the_floor_is_refused(mlx):
+    with pytest.raises(moeflux.BudgetError, match=r"1 MB is too small: process .* trunk .* state .* scratch") as caught:
+        moeflux.load(mlx(NAME), ram="1MB")
+    enough = re.search(r"works is (\S+);", caught.value.hint)[1]
+    with moeflux.load(mlx(NAME), ram=enough) as engine:
+        assert engine.plan.memory.total <= engine.plan.budget == parse_bytes(enough)
+
+
+def test_a_sequence_stays_within_its_context(mlx):
+    with moeflux.load(mlx(NAME), context=8) as engine:
+        assert engine.plan.context == 8
+        sequence = engine.sequence()
+        engine.forward(Segment(sequence, [1, 2, 3, 4, 5, 6, 7]))
+        with pytest.raises(moeflux.InputError, match=r"9 tokens, .* planned for 8"):
+            engine.forward(Segment(sequence, [8, 9]))
+        engine.forward(Segment(sequence, [8]))
+        assert len(sequence) == 8
+        with pytest.raises(moeflux.InputError, match="context"):
+            engine.score(range(9))
 
 
 def test_options_are_keywords_only(mlx):
@@ -90,8 +119,7 @@ def test_long_prompts_run_in_chunks(engine, monkeypatch):
     prompt = list(range(3, 40))
     whole = [token.id for token in engine.generate(prompt, max_tokens=3)]
     logits = engine.score(prompt)
-    monkeypatch.setattr("moeflux.runtime.engine.CHUNK", 10)
-    monkeypatch.setattr("moeflux.session.generate.CHUNK", 10)
+    monkeypatch.setattr(engine, "plan", dataclasses.replace(engine.plan, chunk_tokens=10))
     assert [token.id for token in engine.generate(prompt, max_tokens=3)] == whole
     np.testing.assert_array_equal(engine.score(prompt), logits)
 
@@ -134,7 +162,7 @@ def test_a_failed_run_breaks_only_its_sequences(engine, monkeypatch):
     engine.forward(Segment(hurt, [1]), Segment(other, [1]))
     with monkeypatch.context() as patch:
         patch.setattr(engine.model.experts, "acquire", _fail)
-        patch.setattr(engine.model.experts, "resident", lambda _: None)
+        patch.setattr(engine.model.experts, "stream", None)
         with pytest.raises(OSError, match="the drive is gone"):
             engine.forward(Segment(hurt, [2]))
     with pytest.raises(moeflux.StateError, match="the drive is gone"):

@@ -7,7 +7,7 @@ import pytest
 
 import moeflux
 from moeflux.formats.quant import decode
-from moeflux.runtime.experts import read_expert
+from moeflux.store.store import ExpertStore, StoreOptions
 
 
 @pytest.mark.parametrize(
@@ -19,18 +19,21 @@ def test_extents_of_stacks(mlx, name, layer):
         table = checkpoint.experts(layer)
         assert len(table.extents(3)) == 9
         assert sum(extent.length for extent in table.extents(3)) == table.layout.nbytes
-        slot = np.empty(table.layout.nbytes, np.uint8)
-        matrices = read_expert(checkpoint, layer, 3, slot)
+        store = ExpertStore(checkpoint, [layer], StoreOptions(1, 1))
+        lease = store.acquire(layer, [3])
+        lease.wait()
+        matrices = lease.matrices(3)
         for part in ("gate", "up", "down"):
             stack = decode(checkpoint.load(checkpoint.tensor(f"model.layers.{layer}.mlp.switch_mlp.{part}_proj.weight")))
             np.testing.assert_array_equal(decode(matrices[part]), stack[3])
+        store.close()
 
 
 def test_leases_end(mlx):
     with moeflux.load(mlx("qwen3_moe-4bit-f32"), backend="numpy") as engine:
-        with engine.model.experts.acquire(0, [1, 5]) as lease:
-            assert set(lease.bank) == {1, 5}
+        with engine.model.experts.acquire(0, np.array([[1, 5]])) as lease:
+            assert sorted(expert for _, experts in lease.arrivals() for expert in experts) == [1, 5]
         with pytest.raises(moeflux.StateError, match="released"):
-            _ = lease.bank
+            list(lease.arrivals())
         with pytest.raises(IndexError):
             engine._checkpoint.experts(0).extents(8)

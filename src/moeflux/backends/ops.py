@@ -11,18 +11,19 @@ reduce in an order that does not depend on T; expert outputs are added in rank o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import Array, DeltaState, KvState, LatentState, LayerState
+from moeflux.core.config import Hints
 from moeflux.formats.quant import Matrix
 from moeflux.models.spec import Attention, DeltaNet, Layer, Mixer, Mla, Moe, Rope, Router
 
 Handle = Any  # a weight as the backend keeps it
 Weights = Mapping[str, Handle]
-
+Arrivals = Iterable[tuple[Handle, Sequence[int]]]  # a bank and experts that are in it; good until the next is asked for
 
 Record = Callable[[str, Array], None]  # name of an intermediate result, its rows
 
@@ -78,6 +79,10 @@ class Ops(ABC):
     @abstractmethod
     def load_heads(self, matrix: Matrix) -> Handle:
         """One matrix per head: [H, out, in]."""
+
+    @abstractmethod
+    def place(self, n_bytes: int) -> Any:
+        """Memory for a resident weight, to be read into before the weight is loaded: a writable uint8 numpy array."""
 
     @abstractmethod
     def allocate(self, n_bytes: int) -> Any:
@@ -150,8 +155,8 @@ class Ops(ABC):
         """Expert ids [T, k] ordered by (score descending, index ascending), and their weights [T, k]."""
 
     @abstractmethod
-    def experts(self, x: Array, ids: Array, weights: Array, bank: Handle) -> Array:
-        """Sum of the chosen experts' outputs [T, hidden], added in rank order. The bank must hold them."""
+    def experts(self, x: Array, ids: Array, weights: Array, arrivals: Arrivals) -> Array:
+        """Sum of the chosen experts' outputs [T, hidden], added in rank order, whatever order they arrive in."""
 
     # A layer, in two halves: between them the chosen experts are fetched.
 
@@ -174,14 +179,17 @@ class Ops(ABC):
                     record(name, rows)
         return x, h, ids, weights
 
-    def run_resident(
-        self,
-        layers: Sequence[LayerWeights],
-        x: Array,
-        spans: Callable[[int], Sequence[Span]],
-        banks: Sequence[Handle | None],
+    def open_stream(self, store: Handle, hints: Hints, k: int) -> Handle | None:
+        """The backend's own way to the experts of a native store; None where it runs layer by layer.
+
+        `k`: experts that a token chooses, so that many hints for a layer at most.
+        """
+        return None
+
+    def run_layers(
+        self, layers: Sequence[LayerWeights], x: Array, spans: Callable[[int], Sequence[Span]], stream: Handle
     ) -> Array | None:
-        """All layers at once where every expert is in its bank; None where the backend has no such way."""
+        """All layers at once with experts from the stream; None where some layer has to be run block by block."""
         return None
 
     def run_ffn(
@@ -191,13 +199,13 @@ class Ops(ABC):
         h: Array,
         ids: Array | None,
         weights: Array | None,
-        bank: Handle | None,
+        arrivals: Arrivals,
         record: Record | None,
     ) -> Array:
         """x + experts(h) + shared expert(h), or x + mlp(h). May work in place."""
         if ids is None:
             return x + self.mlp(h, w.ffn)
-        y = self.experts(h, ids, weights, bank)
+        y = self.experts(h, ids, weights, arrivals)
         shared = self.shared_expert(h, w.ffn) if "shared_gate_proj" in w.ffn else None
         if record:
             record("experts", y)

@@ -36,7 +36,8 @@ class Limits:
         self._multiply: list[float] = []
 
     def sample(self) -> None:
-        self._read.append(len(self._buffer) / self._ops.time_read(self._buffer))
+        """The better of two reads, because one takes milliseconds and is easily disturbed."""
+        self._read.append(len(self._buffer) / min(self._ops.time_read(self._buffer) for _ in range(2)))
         self._multiply.append(self._ops.multiply_rate())
 
     @property

@@ -85,7 +85,7 @@ def _bench_experts(ops: NativeOps, tokens: int, repeats: int) -> OpRow:
     order = random.permutation(n)[: calls * N_CHOSEN].reshape(calls, N_CHOSEN)
 
     def run(i: int) -> None:
-        ops.experts(x, np.repeat(order[i][None], tokens, axis=0), weights, bank)
+        ops.experts(x, np.repeat(order[i][None], tokens, axis=0), weights, [(bank, order[i])])
 
     macs = 3 * EXPERT_WIDTH * HIDDEN * N_CHOSEN
     return _measure(ops, "8 experts", f"3x{EXPERT_WIDTH}x{HIDDEN}", tokens, one * N_CHOSEN, macs, calls, run, repeats)

@@ -32,7 +32,7 @@ from moeflux.runtime.engine import Engine
 SHAPES = ("qwen3-30b-a3b", "qwen3.5-35b-a3b")
 KINDS = ("decode", "prefill")
 CONTEXT = 32  # tokens before the decoded ones
-PER_ROUND = 2  # measurements of each kind per process, because a load is dear
+PER_ROUND = 3  # measurements of each kind per process, because a load is dear
 BUSY = 0.05  # share of the cores taken by others from which a comparison is not fair
 
 Say = Callable[[str], None]
@@ -181,6 +181,7 @@ class Models:
             write_checkpoint(self.config, self.ours, progress=progress)
         if not self._has_theirs:
             write_gguf(self.config, self.theirs, progress=progress)
+        os.sync()  # what is still being written slows down whoever is measured first
 
     @property
     def _has_ours(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -35,15 +37,20 @@ class SpeedRow:
     state_bytes_per_token: int  # recurrent state read and written, keys and values read
     macs_per_token: int
     rate: Samples  # tokens
-    read: Samples  # bytes
+    read: Samples  # bytes; before the first repeat and after each
     multiply: Samples  # multiply-adds
     python_share: float
 
     @property
     def share_of_read(self) -> tuple[float, float]:
-        """Best and median: the rate against what the read bandwidth allows for weights and state."""
-        n = self.bytes_per_token + self.state_bytes_per_token
-        return self.rate.best * n / self.read.best, self.rate.median * n / self.read.median
+        """The rate against what the read bandwidth allows for weights and state."""
+        return self._share_of_read(self.bytes_per_token + self.state_bytes_per_token)
+
+    def _share_of_read(self, n_bytes: int) -> tuple[float, float]:
+        """Best against best; and the median over the repeats, each beside the bandwidth just before and after it."""
+        around = [(a + b) / 2 for a, b in pairwise(self.read.values)]
+        shares = [rate * n_bytes / read for rate, read in zip(self.rate.values, around, strict=True)]
+        return self.rate.best * n_bytes / self.read.best, median(shares)
 
     @property
     def share_of_multiply(self) -> tuple[float, float]:
@@ -66,10 +73,7 @@ class SpeedRow:
             "gb_s": [self.rate.best * self.bytes_per_token / 1e9, self.rate.median * self.bytes_per_token / 1e9],
             "read_gb_s": [self.read.best / 1e9, self.read.median / 1e9],
             "share_of_read": list(self.share_of_read),
-            "share_of_read_weights_only": [
-                self.rate.best * self.bytes_per_token / self.read.best,
-                self.rate.median * self.bytes_per_token / self.read.median,
-            ],
+            "share_of_read_weights_only": list(self._share_of_read(self.bytes_per_token)),
             "gmac_s": [self.rate.best * self.macs_per_token / 1e9, self.rate.median * self.macs_per_token / 1e9],
             "share_of_multiply": list(self.share_of_multiply),
             "python_share": self.python_share,
@@ -113,17 +117,18 @@ def _measure(
     sizes = inspect_model(engine.config.model).sizes
     limits = Limits(ops, 2**28)
     rates, total, inside = [], 0.0, 0.0
-    for repeat in range(repeats + 1):  # the first one warms up
-        limits.sample()
+    run()  # warms up
+    limits.sample()
+    for repeat in range(repeats):
         start, before = time.perf_counter(), ops.native_seconds
         n = run()
         elapsed = time.perf_counter() - start
-        if repeat:
-            rates.append(n / elapsed)
-            total += elapsed
-            inside += ops.native_seconds - before
+        rates.append(n / elapsed)
+        total += elapsed
+        inside += ops.native_seconds - before
+        limits.sample()
         if progress:
-            progress(repeat + 1, repeats + 1)
+            progress(repeat + 1, repeats)
     head = engine.spec.hidden * engine.spec.vocab
     skipped_head = 0 if kind == "decode" else head * (tokens - 1) // tokens  # a prompt needs one row of logits
     return SpeedRow(

@@ -16,9 +16,11 @@ from rich.table import Table
 
 import moeflux
 from moeflux.api import load
+from moeflux.bench.io import bench_io
 from moeflux.bench.ops import bench_ops
 from moeflux.bench.peers import SHAPES, Models, bench_peers, peer_version
 from moeflux.bench.speed import SpeedRow, bench_decode, bench_prefill
+from moeflux.cli.options import Ram, Threads
 from moeflux.cli.progress import byte_bar
 from moeflux.core.config import EngineConfig
 from moeflux.core.units import format_bytes
@@ -26,7 +28,6 @@ from moeflux.core.units import format_bytes
 app = typer.Typer(help="Measure speed, beside the machine's limits measured in the same run.", no_args_is_help=True)
 
 Model = Annotated[Path, typer.Argument(help="Model folder.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
 Isa = Annotated[str, typer.Option(help="auto, avx512_vnni, avx2 or generic.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Measurements; best and median are shown.")]
 
@@ -49,16 +50,41 @@ def ops(
 
 
 @app.command()
+def io(
+    model: Model,
+    repeats: Annotated[int, typer.Option(min=3, help="Measurements; best and median are shown.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.01, max=10, help="Of each measurement.")] = 0.5,
+) -> None:
+    """The drive's ceiling with the model's own experts, cold, past and through the page cache."""
+    report = bench_io(model, repeats, seconds)
+    records = f"{report.reads_per_expert} reads of {format_bytes(report.expert_bytes)} in all per expert"
+    _notes((f"io: {report.model_type}, random experts, {records}; best / median of {repeats}", *report.notes))
+    rows = [row.as_dict() for row in report.rows]
+    table = [
+        ("O_DIRECT" if r["direct"] else "buffered", str(r["n_readers"]), _pair(r["gb_s"], ".2f"),
+         _pair(r["expert_ms"], ".2f"), "cold" if r["cold"] else "NOT COLD")
+        for r in rows
+    ]  # fmt: skip
+    _print(("reader", "readers", "GB/s", "ms per expert", "page cache"), table)
+    print(json.dumps(report.as_dict()))
+
+
+@app.command()
 def decode(
     model: Model,
     threads: Threads = None,
     isa: Isa = "auto",
+    ram: Ram = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per measurement.")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Tokens before them.")] = 32,
     repeats: Repeats = 5,
 ) -> None:
     """Decode speed, token by token."""
-    with byte_bar("loading") as progress, load(model, threads=threads, isa=isa, progress=progress) as engine:
+    n = context + tokens * (repeats + 1)
+    with (
+        byte_bar("loading") as progress,
+        load(model, threads=threads, isa=isa, ram=ram, context=n, progress=progress) as engine,
+    ):
         _notes(engine.notes)
         _report(bench_decode(engine, tokens, context, repeats))
 
@@ -68,11 +94,15 @@ def prefill(
     model: Model,
     threads: Threads = None,
     isa: Isa = "auto",
+    ram: Ram = None,
     tokens: Annotated[int, typer.Option(min=2, help="Length of the prompt.")] = 512,
     repeats: Repeats = 5,
 ) -> None:
     """Prefill speed of a whole prompt."""
-    with byte_bar("loading") as progress, load(model, threads=threads, isa=isa, progress=progress) as engine:
+    with (
+        byte_bar("loading") as progress,
+        load(model, threads=threads, isa=isa, ram=ram, context=tokens, progress=progress) as engine,
+    ):
         _notes(engine.notes)
         _report(bench_prefill(engine, tokens, repeats))
 

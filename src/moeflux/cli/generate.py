@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from moeflux.api import load
+from moeflux.cli.options import Context, Ram, Threads
 from moeflux.cli.progress import byte_bar
 
 
@@ -18,14 +19,16 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.")],
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Stop after this many tokens.")] = 128,
     backend: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")] = None,
+    threads: Threads = None,
+    ram: Ram = None,
+    context: Context = None,
     isa: Annotated[str, typer.Option(help="auto, avx512_vnni, avx2 or generic.")] = "auto",
 ) -> None:
     """Continue a text, always with the most likely token."""
     text = sys.stdin.read() if prompt == "-" else prompt
     with (
         byte_bar("loading") as progress,
-        load(model, backend=backend, threads=threads, isa=isa, progress=progress) as engine,
+        load(model, backend=backend, threads=threads, ram=ram, context=context, isa=isa, progress=progress) as engine,
     ):
         for note in engine.notes:
             print(note, file=sys.stderr)

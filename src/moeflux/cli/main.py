@@ -13,6 +13,7 @@ from moeflux.backends.native.ops import available_isas
 from moeflux.cli import bench
 from moeflux.cli.generate import generate
 from moeflux.cli.inspect import inspect
+from moeflux.cli.plan import plan
 from moeflux.cli.synth import synth
 from moeflux.core.errors import MoefluxError
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(inspect)
+app.command()(plan)
 app.command()(generate)
 app.command()(synth)
 app.add_typer(bench.app, name="bench")

@@ -5,17 +5,31 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from moeflux.core.errors import OptionError
+from moeflux.core.units import parse_bytes
 
 BACKENDS = ("native", "numpy")
 ISAS = ("auto", "avx512_vnni", "avx2", "generic")
+Hints = Literal["none", "previous", "lookahead", "both"]  # how experts that later layers will want are foreseen
+CHOICES = {
+    "backend": ("auto", *BACKENDS),
+    "isa": ISAS,
+    "hints": get_args(Hints),
+    "policy": ("lru", "lfru"),
+    "reader": ("native", "python"),
+}
 
 _NOT_YET = {
-    "ram": "there is no expert store yet that could obey a budget: experts are read when they are needed and then dropped",
     "vram": "there is no GPU backend yet",
-    "context": "sequences grow as needed and reserve nothing, so there is no limit to set",
 }
+
+_NOT_NUMPY = (
+    ("threads", None, "the numpy backend uses its BLAS library as it is"),
+    ("isa", "auto", "the numpy backend uses its BLAS library as it is"),
+    ("ram", None, "the numpy backend decodes weights whenever it needs them and obeys no budget"),
+)
 
 
 @dataclass(frozen=True)
@@ -29,31 +43,41 @@ class EngineConfig:
     vram: int | str | None = None
     context: int | None = None
     isa: str = "auto"
+    hints: Hints = "both"
+    policy: str = "lru"
+    reader: Literal["native", "python"] = "native"
+    slots: int | None = None  # experts in memory at most; None: as many as the budget holds
+    ring: int = 0  # deferred expert dispatches in flight, where a backend runs layer by layer
 
     def __post_init__(self) -> None:
         for name, reason in _NOT_YET.items():
             if getattr(self, name) is not None:
                 raise OptionError(f"not available: {reason}", where=f"option {name!r}", hint=f"leave {name!r} out")
-        if self.backend not in ("auto", *BACKENDS):
-            raise OptionError(
-                f"unknown backend {self.backend!r}", where="option 'backend'", hint=f"one of: auto, {', '.join(BACKENDS)}"
-            )
-
-        if self.isa not in ISAS:
-            raise OptionError(
-                f"unknown instruction set {self.isa!r}", where="option 'isa'", hint=f"one of: {', '.join(ISAS)}"
-            )
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                what = {"isa": "instruction set"}.get(name, name)
+                raise OptionError(
+                    f"unknown {what} {value!r}", where=f"option {name!r}", hint=f"one of: {', '.join(choices)}"
+                )
         if self.resolved_backend == "numpy":
-            for name, default in (("threads", None), ("isa", "auto")):
+            for name, default, reason in _NOT_NUMPY:
                 if getattr(self, name) != default:
-                    raise OptionError(
-                        "not available: the numpy backend uses its BLAS library as it is",
-                        where=f"option {name!r}",
-                        hint="use the native backend",
-                    )
-        threads = self.threads
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024):
-            raise OptionError(f"{threads!r} is not a number of threads", where="option 'threads'", hint="1 to 1024")
+                    raise OptionError(f"not available: {reason}", where=f"option {name!r}", hint="use the native backend")
+        _check_count("threads", self.threads, "threads", 1024)
+        _check_count("context", self.context, "tokens", 2**31)
+        _check_count("slots", self.slots, "experts", 2**31)
+        _ = self.ram_bytes  # raises where it cannot be read
+
+    @property
+    def ram_bytes(self) -> int | None:
+        """The budget of the whole process; None: what is free."""
+        if self.ram is None:
+            return None
+        try:
+            return parse_bytes(self.ram)
+        except OptionError as error:
+            error.where = "option 'ram'"
+            raise
 
     @property
     def n_threads(self) -> int:
@@ -63,3 +87,8 @@ class EngineConfig:
     @property
     def resolved_backend(self) -> str:
         return BACKENDS[0] if self.backend == "auto" else self.backend
+
+
+def _check_count(name: str, value: int | None, of: str, most: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+        raise OptionError(f"{value!r} is not a number of {of}", where=f"option {name!r}", hint=f"1 to {most}")

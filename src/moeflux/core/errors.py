@@ -57,5 +57,9 @@ class StateError(MoefluxError):
     """A sequence was used in a way that its state does not allow."""
 
 
+class RingFullError(StateError):
+    """More expert dispatches were begun than the ring may hold."""
+
+
 class ClosedError(MoefluxError):
     """Something was used after `close()`."""

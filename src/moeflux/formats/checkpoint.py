@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import prod
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
 
+import numpy as np
+
 from moeflux.core.errors import FormatError, MissingTensorError, ReadError
 from moeflux.core.names import TensorNames
 from moeflux.formats.dtypes import FLOATS, STORAGE
 from moeflux.formats.experts import ExpertTable, find_experts
-from moeflux.formats.files import Extent, FileSet
+from moeflux.formats.files import Bytes, Extent, FileSet
 from moeflux.formats.quant import Affine, BlockFp8, Codec, Matrix, Plain, Shape
 from moeflux.formats.quant_rules import QuantRules, read_quant_rules
 from moeflux.formats.safetensors import TensorEntry, check_regular, parse_json, read_header
@@ -27,6 +29,8 @@ from moeflux.formats.tensors import TensorView
 INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 64 * 2**20
 MAX_NAME_BYTES = 255
+
+Place = Callable[[int], Bytes]  # memory for a number of bytes
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -52,6 +56,10 @@ def read_json(path: Path) -> dict[str, Any]:
         return parse_json(path.read_bytes(), str(path))
     except OSError as error:
         raise ReadError(error.strerror or str(error), where=str(path)) from error
+
+
+def _anywhere(n_bytes: int) -> Bytes:
+    return np.empty(n_bytes, dtype=np.uint8)
 
 
 class Checkpoint:
@@ -103,12 +111,13 @@ class Checkpoint:
         file, entry = self._entry(name)
         return Extent(file, entry.offset, entry.length)
 
-    def load(self, view: TensorView) -> Matrix:
-        """The components of a view as read-only arrays mapped from the files."""
+    def load(self, view: TensorView, place: Place = _anywhere) -> Matrix:
+        """The components of a view, read into memory that `place` gives for a number of bytes."""
         parts = {}
         for component, extent in zip(view.components, view.extents, strict=True):
-            raw = self.files.map(extent).view(STORAGE[component.dtype])
-            parts[component.name] = raw.reshape(component.shape)
+            raw = place(extent.length)
+            self.files.read(extent, raw)
+            parts[component.name] = raw.view(STORAGE[component.dtype]).reshape(component.shape)
         return Matrix(view.codec, view.shape, parts, f"{view.path.name}: {view.name}")
 
     def close(self) -> None:

@@ -1,8 +1,11 @@
-"""The open files of a checkpoint. Bytes are mapped or read here and nowhere else; nothing is ever written."""
+"""The open files of a checkpoint. Bytes are read here, never mapped; nothing is ever written.
+
+A mapped page would count as memory of this process for as long as it is there, and would end the process if the file
+became shorter.
+"""
 
 from __future__ import annotations
 
-import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,26 +28,17 @@ class Extent:
 
 
 class FileSet:
-    """Owns one descriptor and one read-only mapping per file."""
+    """Owns one descriptor per file."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = tuple(paths)
         self._descriptors: list[int] = []
-        self._maps: list[Bytes] = []
         try:
             for path in paths:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._descriptors.append(descriptor)
-                mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-                self._maps.append(np.frombuffer(mapping, dtype=np.uint8))
-        except (OSError, ValueError) as error:  # ValueError: the file has become empty
+                self._descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
             self.close()
             raise ReadError(str(error), where=str(path)) from error
-
-    def map(self, extent: Extent) -> Bytes:
-        """A read-only view of bytes; they are brought in when touched."""
-        self._check_open()
-        return self._maps[extent.file][extent.offset : extent.offset + extent.length]
 
     def read(self, extent: Extent, into: Bytes) -> None:
         """Fill `into` with the extent's bytes. A file that became shorter is an error, never a crash."""
@@ -64,10 +58,8 @@ class FileSet:
             done += n
 
     def close(self) -> None:
-        """Closes the descriptors. A mapping goes when the last array that looks into it does."""
         while self._descriptors:
             os.close(self._descriptors.pop())
-        self._maps.clear()
 
     def _check_open(self) -> None:
         if not self._descriptors:

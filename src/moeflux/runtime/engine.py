@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -13,22 +12,26 @@ import numpy.typing as npt
 from moeflux.backends.ops import Ops
 from moeflux.backends.registry import open_backend
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import ClosedError
+from moeflux.core.errors import ClosedError, InputError
 from moeflux.core.log import log
-from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.batch import Batch, Segment, check_tokens
-from moeflux.runtime.experts import DemandExperts, Experts, Progress, ResidentExperts
+from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.forward import Model, forward
+from moeflux.runtime.plan import Plan
+from moeflux.runtime.planning import plan_engine
+from moeflux.runtime.ring import Ring
 from moeflux.runtime.sequence import Sequence
+from moeflux.runtime.sizes import measure
 from moeflux.runtime.trace import Trace
-from moeflux.runtime.trunk import load_trunk
+from moeflux.runtime.trunk import check_trunk, load_trunk
+from moeflux.store.store import StoreOptions
 
 F32 = npt.NDArray[np.float32]
 
-CHUNK = 512  # tokens of a prompt that are run together
+SCORED = 512  # tokens whose logits are computed together, where all are wanted: they are as large as the vocabulary
 
 
 class Engine:
@@ -39,14 +42,16 @@ class Engine:
         spec = read_spec(read_config(config.model))
         self._checkpoint = Checkpoint(config.model, spec.names)
         try:
+            views = check_trunk(spec, self._checkpoint)
+            self.plan = plan_engine(config, spec, measure(spec, self._checkpoint, views), self._checkpoint)
             ops = open_backend(config)
-            trunk = load_trunk(spec, self._checkpoint, ops)
-            experts, placed = _place_experts(spec, self._checkpoint, ops, progress)
+            trunk = load_trunk(spec, self._checkpoint, ops, views)
+            experts = _open_experts(self.plan, config, spec, self._checkpoint, ops, progress)
         except BaseException:
             self._checkpoint.close()
             raise
-        self._model: Model | None = Model(spec, ops, trunk, experts)
-        self.notes = (*skipped_note(self._checkpoint), *placed)
+        self._model: Model | None = Model(spec, ops, trunk, experts, Ring(config.ring))
+        self.notes = (*skipped_note(self._checkpoint), *self.plan.warnings)
         for note in self.notes:
             log.info("%s: %s", config.model, note)
 
@@ -66,6 +71,8 @@ class Engine:
 
     def forward(self, *segments: Segment) -> list[F32 | None]:
         """Run a batch. Per segment: the logits that it wants."""
+        for segment in segments:
+            _check_room(self.plan, len(segment.sequence) + len(segment.tokens))
         return forward(self.model, Batch(segments))
 
     def score(self, ids: Seq[int] | npt.NDArray[np.integer], *, trace: Trace | None = None) -> F32:
@@ -74,8 +81,9 @@ class Engine:
         check_tokens(tokens, self.spec.vocab)
         sequence = self.sequence()
         logits = np.empty((len(tokens), self.spec.vocab), dtype=np.float32)
-        for start in range(0, len(tokens), CHUNK):
-            chunk = tokens[start : start + CHUNK]
+        step = min(SCORED, self.plan.chunk_tokens)
+        for start in range(0, len(tokens), step):
+            chunk = tokens[start : start + step]
             (rows,) = self.forward(Segment(sequence, chunk, "all", trace))
             assert rows is not None
             logits[start : start + len(chunk)] = rows
@@ -83,6 +91,9 @@ class Engine:
 
     def close(self) -> None:
         """Lets every file and weight go. Closing twice is fine."""
+        if self._model is not None:
+            self._model.ring.close()
+            self._model.experts.close()
         self._model = None
         self._checkpoint.close()
 
@@ -93,29 +104,35 @@ class Engine:
         self.close()
 
 
-MEMORY_MARGIN = 1.5e9  # left free for state, scratch and everybody else
+def _open_experts(
+    plan: Plan, config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Progress | None
+) -> Experts:
+    """With as many slots as the plan allows; read at once where every expert has one."""
+    options = StoreOptions(
+        plan.n_slots,
+        max(moe.router.k for _, moe in spec.moe_layers()),
+        policy=config.policy,
+        reader=config.reader,
+        direct=plan.direct,
+        n_readers=plan.n_readers,
+    )
+    experts = Experts(spec, checkpoint, ops, options, config.hints)
+    try:
+        if plan.resident and ops.name != "numpy":  # numpy is slow enough for reads not to matter
+            experts.load_all(progress)
+    except BaseException:
+        experts.close()
+        raise
+    return experts
 
 
-def _place_experts(
-    spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Progress | None
-) -> tuple[Experts, tuple[str, ...]]:
-    """All in memory where they fit, else read when needed; and one line where that costs speed."""
-    layers = [layer for layer, _ in spec.moe_layers()]
-    if ops.name == "numpy":  # decodes an expert each time it is used, so keeping its bytes would gain little
-        return DemandExperts(checkpoint, ops), ()
-    needed, free = sum(checkpoint.experts(layer).nbytes for layer in layers), available_memory()
-    if needed <= free - MEMORY_MARGIN:
-        return ResidentExperts(checkpoint, ops, layers, progress), ()
-    note = f"experts are read when needed: {format_bytes(needed)} do not fit into {format_bytes(free)} of free memory"
-    return DemandExperts(checkpoint, ops), (note,)
-
-
-def available_memory() -> int:
-    """Bytes that can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def _check_room(plan: Plan, n_tokens: int) -> None:
+    if n_tokens > plan.context:
+        raise InputError(
+            f"a sequence of {n_tokens} tokens, but the memory of this engine is planned for {plan.context}",
+            where="option 'context'",
+            hint=f"load the model with context={n_tokens} or more",
+        )
 
 
 def skipped_note(checkpoint: Checkpoint) -> tuple[str, ...]:

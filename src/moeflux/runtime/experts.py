@@ -1,44 +1,57 @@
-"""Where the routed experts come from: read when needed, or all in memory where they fit.
+"""The routed experts of an open model: a store, and for backends that run all layers in one call, a stream over it.
 
-`acquire(layer, ids)` gives a lease, whose bank holds these experts at least; it may be used until the release.
+`acquire(layer, ids)` gives a lease, which hands the experts out as they arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from moeflux.backends.ops import Handle, Ops
-from moeflux.core.errors import FormatError, StateError
+from moeflux.core.config import Hints
+from moeflux.core.errors import StateError
 from moeflux.formats.checkpoint import Checkpoint
-from moeflux.formats.files import Bytes
-from moeflux.formats.quant import Matrix, broken_part
+from moeflux.models.spec import ModelSpec
+from moeflux.store.store import ExpertStore, StoreOptions
+from moeflux.store.store import Lease as StoreLease
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Ids = npt.NDArray[Any]  # [T, k]
 
-N_READERS = 4
+DECODE_TOKENS = 8  # more are a prompt: a sweep over experts, each used once
 
 
 class Lease:
-    """Permission to use the experts in `bank` that were asked for, until it is released."""
+    """Experts that were asked for, handed out as they arrive. Used once, by one thread, until it is released."""
 
-    def __init__(self, bank: Handle) -> None:
-        self._bank: Handle | None = bank
+    def __init__(self, lease: StoreLease, ops: Ops, n_experts: int) -> None:
+        self._lease: StoreLease | None = lease
+        self._ops = ops
+        self._n_experts = n_experts
+
+    def arrivals(self) -> Iterator[tuple[Handle, list[int]]]:
+        """A bank and the experts in it: those in memory first. Good until the next one is asked for."""
+        while experts := self._open.next():
+            bank = self._ops.new_bank(self._n_experts)
+            for expert in experts:
+                self._ops.put_expert(bank, expert, self._open.matrices(expert))
+            yield bank, experts
+            self._open.release(experts)  # what is still waited for may need the slots
 
     @property
-    def bank(self) -> Handle:
-        if self._bank is None:
+    def _open(self) -> StoreLease:
+        if self._lease is None:
             raise StateError("the lease was released")
-        return self._bank
+        return self._lease
 
     def release(self) -> None:
-        self._bank = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
     def __enter__(self) -> Lease:
         return self
@@ -47,73 +60,36 @@ class Lease:
         self.release()
 
 
-Ids = npt.NDArray[Any]  # of any shape, repetitions allowed
+class Experts:
+    """The experts of one engine. `stream` is the backend's own way to them, or None where it runs layer by layer."""
 
-
-class Experts(Protocol):
-    def acquire(self, layer: int, ids: Ids) -> Lease: ...
-
-    def resident(self, n_layers: int) -> list[Handle | None] | None:
-        """The bank of each layer (None for one without experts) if every expert is in memory and stays there."""
-
-
-class DemandExperts:
-    """Reads the experts of a lease when it is taken, and forgets them with it."""
-
-    def __init__(self, checkpoint: Checkpoint, ops: Ops) -> None:
-        self._checkpoint = checkpoint
+    def __init__(
+        self, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, options: StoreOptions, hints: Hints = "both"
+    ) -> None:
         self._ops = ops
+        self._tables = {layer: checkpoint.experts(layer) for layer, _ in spec.moe_layers()}
+        self._k = max(moe.router.k for _, moe in spec.moe_layers())
+        self.store = ExpertStore(checkpoint, self._tables, options)
+        self.stream: Handle | None = ops.open_stream(self.store.native, hints, self._k)
+
+    @property
+    def n_experts(self) -> int:
+        return self.store.n_experts
+
+    def load_all(self, progress: Progress | None = None) -> None:
+        """Every expert into memory, for a store that has a slot for each."""
+        total, done = sum(table.nbytes for table in self._tables.values()), 0
+        for layer, table in self._tables.items():
+            with self.store.acquire(layer, range(table.n_experts)) as lease:
+                lease.wait()
+            done += table.nbytes
+            if progress:
+                progress(done, total)
 
     def acquire(self, layer: int, ids: Ids) -> Lease:
-        table, ops = self._checkpoint.experts(layer), self._ops
-        bank = ops.new_bank(table.n_experts)
-        for expert in np.unique(ids).tolist():
-            slot = ops.allocate(table.layout.nbytes)
-            ops.put_expert(bank, expert, read_expert(self._checkpoint, layer, expert, slot))
-        return Lease(bank)
+        """ids [T, k]. Starts the reads that are missing and waits for none."""
+        lease = self.store.acquire(layer, ids, sweep=len(ids) > DECODE_TOKENS)
+        return Lease(lease, self._ops, self._tables[layer].n_experts)
 
-    def resident(self, n_layers: int) -> None:
-        return None
-
-
-class ResidentExperts:
-    """Every expert in memory, in slots side by side, one block of memory per layer."""
-
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, layers: Iterable[int], progress: Progress | None = None) -> None:
-        self._banks: dict[int, Handle] = {}
-        tables = {layer: checkpoint.experts(layer) for layer in layers}
-        total, done = sum(table.nbytes for table in tables.values()), 0
-        with ThreadPoolExecutor(N_READERS) as readers:
-            for layer, table in tables.items():
-                memory, size = ops.allocate(table.nbytes), table.layout.nbytes
-                slots = [memory[e * size : (e + 1) * size] for e in range(table.n_experts)]
-                read = partial(read_expert, checkpoint, layer)
-                bank = self._banks[layer] = ops.new_bank(table.n_experts)
-                for expert, matrices in enumerate(readers.map(read, range(table.n_experts), slots)):
-                    ops.put_expert(bank, expert, matrices)
-                done += table.nbytes
-                if progress:
-                    progress(done, total)
-
-    def acquire(self, layer: int, ids: Ids) -> Lease:
-        return Lease(self._banks[layer])
-
-    def resident(self, n_layers: int) -> list[Handle | None]:
-        return [self._banks.get(layer) for layer in range(n_layers)]
-
-
-def read_expert(checkpoint: Checkpoint, layer: int, expert: int, slot: Bytes) -> dict[str, Matrix]:
-    """Fill a slot and give its matrices, checked for broken scales."""
-    table = checkpoint.experts(layer)
-    extents = table.extents(expert)
-    start = 0
-    for extent in extents:
-        checkpoint.files.read(extent, slot[start : start + extent.length])
-        start += extent.length
-    source = f"{checkpoint.files.paths[extents[0].file].name}: layer {layer}, expert {expert}"
-    matrices = table.layout.matrices(slot, source)
-    for matrix in matrices.values():
-        if part := broken_part(matrix):
-            hint = "the file is damaged; download it again"
-            raise FormatError(f"{part} holds NaN or infinity", where=matrix.source, hint=hint)
-    return matrices
+    def close(self) -> None:
+        self.store.close()

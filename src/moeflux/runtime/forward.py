@@ -19,7 +19,9 @@ from moeflux.core.errors import NumericError
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.batch import Batch
 from moeflux.runtime.experts import Experts
+from moeflux.runtime.ring import Ring
 from moeflux.runtime.trunk import Trunk
+from moeflux.store.errors import native_errors
 
 F32 = npt.NDArray[np.float32]
 LayerRecord = Callable[[int, str, Array], None]
@@ -28,12 +30,13 @@ Routing = tuple[Array, Array]  # ids and weights, [T, k] each
 
 @dataclass(frozen=True)
 class Model:
-    """What a forward needs; nothing in it changes."""
+    """What a forward needs."""
 
     spec: ModelSpec
     ops: Ops
     trunk: Trunk
     experts: Experts
+    ring: Ring
 
 
 def forward(model: Model, batch: Batch) -> list[F32 | None]:
@@ -43,6 +46,7 @@ def forward(model: Model, batch: Batch) -> list[F32 | None]:
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is caught below
             logits = _run(model, batch)
     except BaseException as error:
+        model.ring.discard()
         for segment in batch.segments:
             segment.sequence.mark_broken(f"{type(error).__name__}: {error}")
         raise
@@ -71,9 +75,13 @@ def _run(model: Model, batch: Batch) -> list[F32 | None]:
 
 def _run_layers(model: Model, batch: Batch, x: Array, record: LayerRecord | None) -> Array:
     layers = model.trunk.layers
-    banks = model.experts.resident(len(layers)) if record is None else None
-    if banks is not None and (y := model.ops.run_resident(layers, x, batch.spans, banks)) is not None:
-        return y
+    stream = model.experts.stream
+    if record is None and stream is not None:
+        with native_errors():
+            y = model.ops.run_layers(layers, x, batch.spans, stream)
+        if y is not None:
+            return y
+    model.experts.store.next_token()
     for index in range(len(layers)):
         x = layer_forward(model, index, x, batch.spans(index), record)
     return x
@@ -98,14 +106,15 @@ def layer_forward(
         error.where = f"layer {index}"
         raise
     if ids is None:
-        x = ops.run_ffn(layer, x, h, None, None, None, note)
+        x = ops.run_ffn(layer, x, h, None, None, (), note)
     else:
         ids, weights = routing or (ids, weights)
         if note:
             note("router_ids", ids)
             note("router_weights", weights)
         with model.experts.acquire(index, ops.to_numpy(ids)) as lease:
-            x = ops.run_ffn(layer, x, h, ids, weights, lease.bank, note)
+            model.ring.begin(partial(ops.run_ffn, layer, x, h, ids, weights, lease.arrivals(), note))
+            x = model.ring.complete()
     if note:
         note("output", x)
     return x

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moeflux.backends.native.arena import arena_bytes
 from moeflux.formats.checkpoint import Checkpoint
-from moeflux.formats.quant import describe, nbytes
+from moeflux.formats.quant import Codec, Shape, describe
 from moeflux.formats.quant_rules import QuantRules
+from moeflux.formats.tensors import TensorView
 from moeflux.models.spec import Attention, DeltaNet, Mixer, Mla, ModelSpec
 from moeflux.runtime.codecs import planned_codec, planned_experts
 from moeflux.runtime.trunk import check_trunk
 
 BF16_BYTES, F32_BYTES = 2, 4
+
+Parts = tuple[int, ...]  # bytes of each component of a weight
 
 
 @dataclass(frozen=True)
@@ -21,25 +25,33 @@ class Sizes:
     total_params: int
     active_params: int  # that one token is multiplied with: all of the trunk but the embedding table, and k experts
     trunk: int
+    trunk_in_memory: int  # on the native backend: matrices as they are stored, vectors in f32, on huge pages
     trunk_read_per_token: int  # the trunk but the embedding table
     expert: int  # the largest, where layers differ
+    expert_parts: tuple[tuple[int, ...], ...]  # sizes of an expert's components; more than one where layers differ
     experts: int
+    n_experts: int  # in all layers together
+    working_set: int  # experts that one token needs: k of each layer
     streamed_per_token: int  # k experts of each layer, nothing cached
     state_per_token: int  # keys and values in bf16
     state_per_sequence: int  # recurrent state in f32, whatever the length
     expert_codec: str
 
+    @property
+    def integer(self) -> bool:
+        """Whether experts are multiplied as integers, with activations rounded to int8."""
+        return all(name.startswith("affine") for name in self.expert_codec.split(", "))
 
-def measure(spec: ModelSpec, checkpoint: Checkpoint) -> Sizes:
-    """From the files."""
-    views = check_trunk(spec, checkpoint)
+
+def measure(spec: ModelSpec, checkpoint: Checkpoint, views: dict[str, TensorView] | None = None) -> Sizes:
+    """From the files. `views`: what `check_trunk` found, if it was asked already."""
+    views = check_trunk(spec, checkpoint) if views is None else views
     tables = {layer: checkpoint.experts(layer) for layer, _ in spec.moe_layers()}
     first = next(iter(tables.values()))
     return _sizes(
         spec,
-        trunk=sum(view.nbytes for view in views.values()),
-        embedding=views[spec.embedding.name].nbytes if spec.head else 0,
-        expert_bytes={layer: table.layout.nbytes for layer, table in tables.items()},
+        stored={name: tuple(extent.length for extent in view.extents) for name, view in views.items()},
+        parts={layer: tuple(c.nbytes for c in table.layout.components()) for layer, table in tables.items()},
         expert_codec=", ".join(dict.fromkeys(describe(p.codec) for p in first.layout.projections)),
     )
 
@@ -51,15 +63,22 @@ def predict(spec: ModelSpec, rules: QuantRules) -> Sizes:
     first = next(iter(experts.values()))
     return _sizes(
         spec,
-        trunk=sum(nbytes(codecs[w.name], w.shape) for w in spec.weights()),
-        embedding=nbytes(codecs[spec.embedding.name], spec.embedding.shape) if spec.head else 0,
-        expert_bytes={i: sum(nbytes(codec, shape) for codec, shape in parts.values()) for i, parts in experts.items()},
+        stored={w.name: _part_sizes(codecs[w.name], w.shape) for w in spec.weights()},
+        parts={i: sum((_part_sizes(codec, shape) for codec, shape in each.values()), ()) for i, each in experts.items()},
         expert_codec=", ".join(dict.fromkeys(describe(codec) for codec, _ in first.values())),
     )
 
 
-def _sizes(spec: ModelSpec, *, trunk: int, embedding: int, expert_bytes: dict[int, int], expert_codec: str) -> Sizes:
+def _part_sizes(codec: Codec, shape: Shape) -> Parts:
+    return tuple(component.nbytes for component in codec.components(shape))
+
+
+def _sizes(spec: ModelSpec, *, stored: dict[str, Parts], parts: dict[int, Parts], expert_codec: str) -> Sizes:
+    """`stored`: sizes of the components of each trunk weight. `parts`: of an expert of each layer."""
     layers = spec.moe_layers()
+    trunk = sum(sum(sizes) for sizes in stored.values())
+    embedding = sum(stored[spec.embedding.name]) if spec.head else 0
+    expert_bytes = {i: sum(sizes) for i, sizes in parts.items()}
     trunk_params = sum(weight.count for weight in spec.weights())
     one = {i: 3 * moe.width * spec.hidden for i, moe in layers}
     read_params = trunk_params - (spec.embedding.count if spec.head else 0)
@@ -67,14 +86,29 @@ def _sizes(spec: ModelSpec, *, trunk: int, embedding: int, expert_bytes: dict[in
         total_params=trunk_params + sum(one[i] * moe.router.n_experts for i, moe in layers),
         active_params=read_params + sum(one[i] * moe.router.k for i, moe in layers),
         trunk=trunk,
+        trunk_in_memory=_trunk_in_memory(spec, stored),
         trunk_read_per_token=trunk - embedding,
         expert=max(expert_bytes.values()),
+        expert_parts=tuple(dict.fromkeys(parts.values())),
         experts=sum(expert_bytes[i] * moe.router.n_experts for i, moe in layers),
+        n_experts=sum(moe.router.n_experts for _, moe in layers),
+        working_set=sum(moe.router.k for _, moe in layers),
         streamed_per_token=sum(expert_bytes[i] * moe.router.k for i, moe in layers),
         state_per_token=sum(_values_per_token(layer.mixer) * BF16_BYTES for layer in spec.layers),
         state_per_sequence=sum(_recurrent_values(layer.mixer) * F32_BYTES for layer in spec.layers),
         expert_codec=expert_codec,
     )
+
+
+def _trunk_in_memory(spec: ModelSpec, stored: dict[str, Parts]) -> int:
+    vectors, matrices = 0, []
+    for weight in spec.weights():
+        if weight.kind in ("matrix", "embedding"):
+            names = [weight.name] if weight.name in stored else [name for name, _ in weight.split]
+            matrices += [n for name in names for n in stored[name]]
+        else:
+            vectors += weight.count * F32_BYTES
+    return vectors + arena_bytes(matrices)
 
 
 def _values_per_token(mixer: Mixer) -> int:

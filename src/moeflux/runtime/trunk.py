@@ -13,7 +13,7 @@ from moeflux.core.errors import FormatError
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.experts import ExpertTable
 from moeflux.formats.files import Extent
-from moeflux.formats.quant import Plain, Shape, decode
+from moeflux.formats.quant import Matrix, Plain, Shape, decode
 from moeflux.formats.tensors import TensorView
 from moeflux.models.spec import Layer, Mla, ModelSpec, Moe, Weight, Weights
 
@@ -40,17 +40,18 @@ def check_trunk(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, TensorView
     return views
 
 
-def load_trunk(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops) -> Trunk:
-    views = check_trunk(spec, checkpoint)
+def load_trunk(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, views: dict[str, TensorView]) -> Trunk:
+    """`views`: what `check_trunk` found."""
     offset = spec.norm_offset if checkpoint.layout == "hf" else 0
 
+    def read(name: str) -> Matrix:
+        """Straight into the backend's memory, so that no weight is in memory twice, not even while it is loaded."""
+        return checkpoint.load(views[name], ops.place)
+
     def load(weight: Weight) -> Handle:
+        if weight.kind == "matrix":
+            return ops.load_matrix(read(weight.name))
         matrix = checkpoint.load(views[weight.name])
-        match weight.kind:
-            case "matrix":
-                return ops.load_matrix(matrix)
-            case "embedding":
-                return ops.load_embedding(matrix)
         values = decode(matrix).reshape(weight.shape)
         if not np.isfinite(values).all():
             raise FormatError("holds NaN or infinity", where=matrix.source, hint="the file is damaged; download it again")
@@ -63,10 +64,10 @@ def load_trunk(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops) -> Trunk:
                 handles[role] = load(weight)
             elif weight.name in views:
                 assert isinstance(block, Mla)
-                handles["embed_q"], handles["unembed_out"] = ops.load_kv_b(checkpoint.load(views[weight.name]), block)
+                handles["embed_q"], handles["unembed_out"] = ops.load_kv_b(read(weight.name), block)
             else:
                 for name, _ in weight.split:
-                    handles[name.split(".")[-2]] = ops.load_heads(checkpoint.load(views[name]))
+                    handles[name.split(".")[-2]] = ops.load_heads(read(name))
         return handles
 
     def load_layer(layer: Layer) -> LayerWeights:
@@ -76,8 +77,9 @@ def load_trunk(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops) -> Trunk:
         return replace(weights, fused=ops.fuse(weights, spec.norm_eps))
 
     layers = tuple(load_layer(layer) for layer in spec.layers)
-    head = load(spec.head) if spec.head else ops.load_matrix(checkpoint.load(views[spec.embedding.name]))
-    return Trunk(load(spec.embedding), layers, load(spec.final_norm), head)
+    table = read(spec.embedding.name)
+    head = load(spec.head) if spec.head else ops.load_matrix(table)
+    return Trunk(ops.load_embedding(table), layers, load(spec.final_norm), head)
 
 
 def _stored(weight: Weight, checkpoint: Checkpoint) -> list[tuple[str, Shape]]:

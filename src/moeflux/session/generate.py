@@ -11,7 +11,7 @@ from moeflux.core.errors import InputError
 from moeflux.formats.checkpoint import read_json
 from moeflux.models.fields import Fields
 from moeflux.runtime.batch import Segment, check_tokens
-from moeflux.runtime.engine import CHUNK, Engine
+from moeflux.runtime.engine import Engine
 from moeflux.text.tokenizer import Detokenizer, Tokenizer
 
 
@@ -51,8 +51,9 @@ def _generate(
 ) -> Iterator[Token]:
     sequence = engine.sequence()
     detokenizer = Detokenizer(tokenizer) if tokenizer else None
-    for start in range(0, len(ids) - CHUNK, CHUNK):
-        engine.forward(Segment(sequence, ids[start : start + CHUNK], "none"))
+    chunk = engine.plan.chunk_tokens
+    for start in range(0, len(ids) - chunk, chunk):
+        engine.forward(Segment(sequence, ids[start : start + chunk], "none"))
     pending: list[int] = ids[len(sequence) :]
     for step in range(max_tokens):
         (logits,) = engine.forward(Segment(sequence, pending))

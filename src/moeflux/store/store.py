@@ -13,7 +13,7 @@ Demands come before hints in the readers' queue; a hint never takes a slot that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -64,7 +64,12 @@ class StoreOptions:
 
 def slot_bytes(layouts: Iterable[ExpertLayout], direct: bool) -> int:
     """Bytes of memory for one expert, whichever it is. Direct reads need room for whole pages."""
-    return max(_native.slot_bytes(component_sizes(layout), direct) for layout in set(layouts))
+    return max(slot_bytes_of(component_sizes(layout), direct) for layout in set(layouts))
+
+
+def slot_bytes_of(sizes: Sequence[int], direct: bool) -> int:
+    """The same for components of these sizes."""
+    return int(_native.slot_bytes(list(sizes), direct))
 
 
 class Lease:

@@ -6,28 +6,27 @@ against the reference. Bits do not depend on threads, on how a prompt is cut or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import moeflux._native as _native
+from moeflux.backends.native.arena import Arena
 from moeflux.backends.native.layer import fuse_layer, rotation
 from moeflux.backends.numpy.ops import NumpyOps
-from moeflux.backends.ops import Handle, LayerWeights, Record, Span, Weights
+from moeflux.backends.ops import Arrivals, Handle, LayerWeights, Span, Weights
 from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import DeltaState, KvState, LatentState
+from moeflux.core.config import Hints
 from moeflux.core.errors import FormatError, NumericError
 from moeflux.formats.quant import Affine, BlockFp8, Matrix, Plain, broken_part
-from moeflux.models.spec import Attention, DeltaNet, Mla, Moe, Router
+from moeflux.models.spec import Attention, DeltaNet, Mla, Router
 
 F32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-
-
-ARENA_BYTES = 64 * 2**20
 
 
 class NativeOps(NumpyOps):
@@ -39,7 +38,7 @@ class NativeOps(NumpyOps):
         """`exact`: float32 activations. `poison`: scratch memory is filled with NaN before each use."""
         self._machine = _native.Machine(threads=threads, isa=isa, exact=exact, poison=poison)
         self._poison = poison
-        self._arena: Bytes = np.empty(0, dtype=np.uint8)
+        self._arena = Arena(self.allocate)
 
     @property
     def threads(self) -> int:
@@ -54,6 +53,11 @@ class NativeOps(NumpyOps):
         """Time spent inside native calls so far."""
         return self._machine.seconds
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch memory that runs so far asked for at most."""
+        return self._machine.scratch_bytes
+
     def time_read(self, buffer: Bytes) -> float:
         """Seconds that all threads together take to read a buffer once."""
         return self._machine.time_read(buffer)
@@ -66,6 +70,9 @@ class NativeOps(NumpyOps):
 
     def allocate(self, n_bytes: int) -> Bytes:
         return _native.Block(n_bytes).bytes()
+
+    def place(self, n_bytes: int) -> Bytes:
+        return self._arena.carve(n_bytes)
 
     def load_vector(self, values: F32) -> F32:
         return np.array(values, dtype=np.float32, order="C")
@@ -95,22 +102,16 @@ class NativeOps(NumpyOps):
         bank.put(expert, *(_wrap(matrices[name]) for name in ("gate", "up", "down")))
 
     def resident(self, matrix: Matrix) -> Matrix:
-        """A copy of the components in memory of our own, on huge pages where they are large."""
+        """The components in memory of our own, on huge pages where they are large. Those that were read there stay."""
         parts = {}
         for name, part in matrix.parts.items():
-            copy = self._carve(part.nbytes).view(part.dtype).reshape(part.shape)
+            if self._arena.holds(part):
+                parts[name] = part
+                continue
+            copy = self._arena.carve(part.nbytes).view(part.dtype).reshape(part.shape)
             copy[...] = part
             parts[name] = copy
         return Matrix(matrix.codec, matrix.shape, parts, matrix.source)
-
-    def _carve(self, n_bytes: int) -> Bytes:
-        """A piece of a large block, because only large blocks get huge pages."""
-        if n_bytes > ARENA_BYTES // 4:
-            return self.allocate(n_bytes)
-        if n_bytes > len(self._arena):
-            self._arena = self.allocate(ARENA_BYTES)
-        piece, self._arena = self._arena[:n_bytes], self._arena[-(-n_bytes // 64) * 64 :]
-        return piece
 
     def _empty(self, *shape: int) -> F32:
         y = np.empty(shape, dtype=np.float32)
@@ -164,68 +165,35 @@ class NativeOps(NumpyOps):
             raise _not_finite()
         return ids, weights
 
-    def experts(self, x: F32, ids: Ints, weights: F32, bank: _native.Bank) -> F32:
-        y = self._empty(*x.shape)
-        self._machine.experts(x, ids, weights, bank, y)
-        return y
-
-    def experts_arriving(
-        self, x: F32, ids: Ints, weights: F32, bank: _native.Bank, arrivals: Iterable[Sequence[int]]
-    ) -> F32:
-        """The same for experts that come into the bank one after the other: each arrival names those that are there now."""
+    def experts(self, x: F32, ids: Ints, weights: F32, arrivals: Arrivals) -> F32:
         outputs = self._empty(*ids.shape, x.shape[-1])  # [T, k, hidden]
-        for which in arrivals:
-            self._machine.experts_some(x, ids, bank, np.asarray(which, dtype=np.int64), outputs)
+        for bank, experts in arrivals:
+            self._machine.experts_some(x, ids, bank, np.asarray(experts, dtype=np.int64), outputs)
         y = self._empty(*x.shape)
         self._machine.combine(outputs, weights, y)
         return y
 
-    # A layer, in two native calls where nothing is recorded.
+    # All layers in one native call, where nothing is recorded.
 
     def fuse(self, layer: LayerWeights, eps: float) -> _native.Layer | None:
         return fuse_layer(layer, eps)
 
-    def run_mixer(
-        self, w: LayerWeights, x: F32, spans: Sequence[Span], eps: float, record: Record | None
-    ) -> tuple[F32, F32, Ints | None, F32 | None]:
-        if record or w.fused is None:
-            return super().run_mixer(w, x, spans, eps, record)
-        h, moe = self._empty(*x.shape), isinstance(w.spec.ffn, Moe)
-        k = w.spec.ffn.router.k if isinstance(w.spec.ffn, Moe) else 0
-        ids, weights = np.empty((len(x), k), dtype=np.int64), np.empty((len(x), k), dtype=np.float32)
-        if not self._machine.run_mixer(w.fused, x, [_state(span) for span in spans], h, ids, weights):
-            raise _not_finite()
-        return (x, h, ids, weights) if moe else (x, h, None, None)
+    def open_stream(self, store: Handle, hints: Hints, k: int) -> _native.Stream:
+        previous, lookahead = hints in ("previous", "both"), hints in ("lookahead", "both")
+        return _native.Stream(store, self._machine, previous, lookahead, k)
 
-    def run_ffn(
-        self,
-        w: LayerWeights,
-        x: F32,
-        h: F32,
-        ids: Ints | None,
-        weights: F32 | None,
-        bank: _native.Bank | None,
-        record: Record | None,
-    ) -> F32:
-        if record or w.fused is None:
-            return np.asarray(super().run_ffn(w, x, h, ids, weights, bank, record))
-        if ids is None or weights is None:
-            ids, weights = np.empty((0, 0), dtype=np.int64), np.empty((0, 0), dtype=np.float32)
-        self._machine.run_ffn(w.fused, x, h, ids, weights, bank)
-        return x
-
-    def run_resident(
+    def run_layers(
         self,
         layers: Sequence[LayerWeights],
         x: F32,
         spans: Callable[[int], Sequence[Span]],
-        banks: Sequence[_native.Bank | None],
+        stream: _native.Stream,
     ) -> F32 | None:
         fused = [layer.fused for layer in layers]
         if None in fused:
             return None
         states = [[_state(span) for span in spans(i)] for i in range(len(layers))]
-        broken = self._machine.run_layers(fused, x, states, list(banks))
+        broken = self._machine.run_layers(fused, x, states, stream)
         if broken >= 0:
             raise _not_finite(f"layer {broken}")
         return x
@@ -271,7 +239,7 @@ class NativeOps(NumpyOps):
 
     def delta_net(self, x: F32, w: Weights, spec: DeltaNet, spans: Sequence[Span], eps: float) -> F32:
         qkv, z, b, a = (np.ascontiguousarray(part) for part in self._delta_inputs(x, w, spec))
-        states = [(span.start, span.stop, span.state.conv, span.state.delta) for span in spans]
+        states = [_state(span) for span in spans]
         mixed = self._empty(len(x), spec.n_value_heads * spec.value_dim)
         shape = (spec.n_key_heads, spec.n_value_heads, spec.key_dim, spec.value_dim)
         gates = (w["conv1d"], w["A_log"], w["dt_bias"], w["norm"])

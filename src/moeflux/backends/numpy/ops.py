@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeflux.backends.ops import Handle, Ops
+from moeflux.backends.ops import Arrivals, Handle, Ops
 from moeflux.backends.rope import frequencies, rotation_scale
 from moeflux.backends.state import DeltaState
 from moeflux.core.errors import FormatError, NumericError
@@ -34,7 +34,7 @@ class NumpyOps(Ops):
         return np.array(values, dtype=np.float32)
 
     def load_matrix(self, matrix: Matrix) -> Handle:
-        return np.array(_decode_finite(matrix))  # a copy even where nothing was decoded: files may change under a mapping
+        return np.array(_decode_finite(matrix))  # a copy even where nothing was decoded: the caller may use its arrays again
 
     def load_embedding(self, matrix: Matrix) -> Handle:
         """Kept coded: one row per token is all that is ever decoded."""
@@ -48,6 +48,9 @@ class NumpyOps(Ops):
         heads = _decode_finite(matrix).reshape(spec.n_heads, spec.nope_dim + spec.value_dim, spec.kv_rank)
         embed_q = np.ascontiguousarray(heads[:, : spec.nope_dim].transpose(0, 2, 1))
         return embed_q, np.ascontiguousarray(heads[:, spec.nope_dim :])
+
+    def place(self, n_bytes: int) -> npt.NDArray[np.uint8]:
+        return np.empty(n_bytes, dtype=np.uint8)
 
     def allocate(self, n_bytes: int) -> npt.NDArray[np.uint8]:
         return np.empty(n_bytes, dtype=np.uint8)
@@ -159,13 +162,14 @@ class NumpyOps(Ops):
             weights = weights / (weights.sum(axis=-1, keepdims=True) + tiny)
         return ids, np.asarray(weights * np.float32(router.scale), dtype=np.float32)
 
-    def experts(self, x: F32, ids: Ints, weights: F32, bank: Handle) -> F32:
-        outputs = np.empty((*ids.shape, x.shape[-1]), dtype=np.float32)  # [T, k, hidden]
-        for expert in np.unique(ids):
-            tokens, ranks = np.nonzero(ids == expert)
-            m = {name: _decode_finite(matrix) for name, matrix in bank[int(expert)].items()}
-            inner = self.silu(self.linear(x[tokens], m["gate"])) * self.linear(x[tokens], m["up"])
-            outputs[tokens, ranks] = self.linear(inner, m["down"])
+    def experts(self, x: F32, ids: Ints, weights: F32, arrivals: Arrivals) -> F32:
+        outputs = np.zeros((*ids.shape, x.shape[-1]), dtype=np.float32)  # [T, k, hidden]
+        for bank, experts in arrivals:
+            for expert in experts:
+                tokens, ranks = np.nonzero(ids == expert)
+                m = {name: _decode_finite(matrix) for name, matrix in bank[expert].items()}
+                inner = self.silu(self.linear(x[tokens], m["gate"])) * self.linear(x[tokens], m["up"])
+                outputs[tokens, ranks] = self.linear(inner, m["down"])
         total = np.zeros_like(x)
         for rank in range(ids.shape[1]):
             total += weights[:, rank, None] * outputs[:, rank]

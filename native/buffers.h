@@ -1,0 +1,51 @@
+// Scratch of the machine: buffers by use (two that are needed together are never the same one), and activations as records.
+#pragma once
+
+#include <stdexcept>
+
+#include "machine.h"
+
+namespace moeflux {
+
+enum Buffers : size_t {
+    kRecords = 0,  // and the next three, for up to four layouts
+    kPointers = 4,
+    kInner = 5,
+    kFirst = 6,
+    kSecond = 7,
+    kThird = 8,
+    kAngles = 9,
+    kFloatBuffers = 10,  // Machine::kFloats of them
+    kBuffers = kFloatBuffers + Machine::kFloats,
+};
+
+// Records of x in every layout that some matrix wants; made when first asked for.
+class Machine::RecordKinds {
+public:
+    RecordKinds(Machine& m, const float* x, int64_t tokens) : m_(m), x_(x), tokens_(tokens) {}
+    const uint8_t* const* of(const Matrix& w) {
+        const Layout wanted = m_.layout(w);
+        for (size_t i = 0; i < n_; ++i)
+            if (made_[i].layout == wanted && (wanted == Layout::floats || made_[i].group == w.group)) return made_[i].records;
+        if (n_ == kMost) throw std::logic_error("more than four kinds of activations in one layer");
+        made_[n_] = {wanted, w.group, m_.records(x_, tokens_, w.cols, wanted, w.group, kRecords + n_)};
+        return made_[n_++].records;
+    }
+
+private:
+    static constexpr size_t kMost = 4;
+    struct Made {
+        Layout layout;
+        int group;
+        const uint8_t* const* records;
+    };
+    Machine& m_;
+    const float* x_;
+    int64_t tokens_;
+    Made made_[kMost];
+    size_t n_ = 0;
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace moeflux

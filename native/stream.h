@@ -1,0 +1,97 @@
+// Experts for a forward from a store: hits first, late ones as they arrive, and hints for the layers that follow.
+//
+// Lives as long as the engine, because what it learns about its predictions outlasts a token.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "layer.h"
+#include "store/store.h"
+
+namespace moeflux {
+
+// How many experts of the next layer are worth a guess. Hints cost reads: a wrong one is wasted, and where the drive has no
+// idle time even a right one only moves a read. So the width follows the share of hints that were asked for in the end, and
+// more must be right when the drive is busy; at zero a small probe now and then finds out whether times have changed.
+class HintWidth {
+public:
+    explicit HintWidth(int most) : most_(most), width_(most > 0 ? (most + 1) / 2 : 0) {}
+
+    int width() const { return width_; }
+    // After a token: hints that were issued and that were asked for, all in all so far, and the drive's idle share meanwhile.
+    void learn(int64_t issued, int64_t useful, double idle);
+
+private:
+    static constexpr int kWindow = 16;  // tokens between decisions
+    static constexpr int kProbe = 8;    // windows without hints before the next probe
+    int most_, width_;
+    int tokens_ = 0, off_ = 0;
+    int64_t issued_ = 0, useful_ = 0;  // at the last decision
+    double idle_ = 0;                  // summed over the window
+};
+
+struct StreamOptions {
+    std::function<void()> interrupt;  // called once per layer of a prompt; may throw
+    bool previous = true;   // hint the experts of the same layer's previous token
+    bool lookahead = true;  // hint what the next layer's router says of the current hidden state
+    int most = 8;           // hints per layer
+};
+
+class Stream : public ExpertSource {
+public:
+    Stream(std::shared_ptr<Store> store, Machine& machine, StreamOptions options);
+
+    // One forward, which may fail. The steps must outlive it.
+    class Run {
+    public:
+        Run(Stream& stream, std::span<const Step> steps) : stream_(stream) { stream_.start(steps); }
+        ~Run() { stream_.finish(); }
+        Run(const Run&) = delete;
+        Run& operator=(const Run&) = delete;
+
+    private:
+        Stream& stream_;
+    };
+    // From now on, keep the ids of the latest forward: those of its first layer with experts, [T, k], then of the next.
+    void record(bool on) { recording_ = on; }
+    const std::vector<int64_t>& routed() const { return routed_; }
+
+    void begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) override;
+    void meanwhile(size_t layer, const float* x, int64_t tokens) override;
+    Experts next() override;
+    void end() override;
+
+    int width() const { return width_.width(); }
+    // Of the layers for which there was a guess: experts named, experts asked for, and those that were both.
+    int64_t guessed() const { return guessed_; }
+    int64_t asked() const { return asked_; }
+    int64_t foreseen() const { return foreseen_; }
+
+private:
+    static constexpr int64_t kDecodeTokens = 8;  // more are a prompt: every expert once, in any order
+    static constexpr size_t kBatch = 16;         // experts of a prompt that are run before arrivals are looked for
+
+    void start(std::span<const Step> steps);
+    void finish();
+    void look_ahead(size_t layer, const float* x);
+    void count_foreseen(size_t layer, const int64_t* ids, int64_t n);
+
+    std::shared_ptr<Store> store_;
+    Machine& machine_;
+    StreamOptions options_;
+    HintWidth width_;
+    std::span<const Step> steps_;
+    Lease lease_;
+    bool sweep_ = false;
+    std::vector<Expert> ready_, arrived_, backlog_;
+    std::vector<std::vector<int64_t>> previous_, guesses_;  // by layer
+    int64_t guessed_ = 0, asked_ = 0, foreseen_ = 0;
+    bool recording_ = false;
+    std::vector<int64_t> routed_;
+    int64_t busy_ns_ = 0;
+    std::chrono::steady_clock::time_point started_;
+};
+
+}  // namespace moeflux

@@ -1,0 +1,125 @@
+"""What each part of a running engine costs in memory, for one model on one machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from moeflux.backends.state import BLOCK
+from moeflux.models.spec import Attention, Mla, ModelSpec
+from moeflux.runtime.forecast import Rates
+from moeflux.runtime.scratch import scratch_bytes
+from moeflux.runtime.sizes import BF16_BYTES, F32_BYTES, Sizes
+from moeflux.runtime.slot_size import pool_bytes, reader_bytes, round_up
+from moeflux.store.store import slot_bytes_of
+
+MIB = 2**20
+CHUNKS = (4096, 2048, 1024, 512, 256, 128, 64, 32)  # tokens of a prompt that are run together
+USUAL_CHUNK = 512  # enough where nothing has to be read
+CHUNK_SHARE = 8  # a larger chunk may cost one in so many bytes of what slots could have
+TIGHT_SHARE = 3  # and the usual one or a smaller
+RUNNING_BYTES = 32 * MIB  # what Python, allocators and threads take while running, on top of all that is counted
+ROUNDING = 16 * MIB  # what a process uses before it begins differs from run to run
+DEFAULT_READERS = 4
+DEFAULT_CONTEXT = 8192
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a plan may use."""
+
+    budget: int  # bytes of the whole process
+    base: int  # bytes that it uses before anything loads
+    threads: int
+    context: int = DEFAULT_CONTEXT  # tokens of one sequence
+    direct: bool = True
+    n_readers: int = DEFAULT_READERS
+    rates: Rates = field(default_factory=Rates)
+    backend: str = "native"
+    slots: int | None = None  # no more than so many, whatever the budget
+
+
+class Needs:
+    """What each part costs, for one model on one machine."""
+
+    def __init__(self, spec: ModelSpec, sizes: Sizes, resources: Resources) -> None:
+        self._spec, self._sizes, self._resources = spec, sizes, resources
+        self.slot = max(slot_bytes_of(parts, resources.direct) for parts in sizes.expert_parts)
+        self.readers = resources.n_readers * reader_bytes(resources.direct)
+        self.trunk = sizes.trunk_in_memory if resources.backend == "native" else _decoded_trunk(spec, sizes)
+        self.state = state_bytes(spec, sizes, resources.context)
+        self.fixed = resources.base + RUNNING_BYTES + self.trunk + self.state
+        self._scratch: dict[int, int] = {}
+
+    def scratch(self, tokens: int) -> int:
+        if tokens not in self._scratch:
+            self._scratch[tokens] = scratch_bytes(self._spec, tokens, self._resources.threads, self._sizes.integer)
+        return self._scratch[tokens]
+
+    @cached_property
+    def fewest_slots(self) -> int:
+        """The k experts of a layer, and one for each reader to fill meanwhile."""
+        k = max(moe.router.k for _, moe in self._spec.moe_layers())
+        return min(self._sizes.n_experts, k + self._resources.n_readers)
+
+    @cached_property
+    def resident_experts(self) -> int:
+        """All experts and those who read them."""
+        return self.readers + pool_bytes(self._sizes.n_experts, self.slot)
+
+    @property
+    def floor(self) -> int:
+        """Besides what is fixed."""
+        return self.scratch(CHUNKS[-1]) + self.readers + pool_bytes(self.fewest_slots, self.slot)
+
+    @property
+    def smallest_budget(self) -> int:
+        least = min(self.floor, self.scratch(CHUNKS[-1]) + self.resident_experts)
+        return round_up(self.fixed + least, ROUNDING) + ROUNDING
+
+    @property
+    def cliff_budget(self) -> int:
+        slots = self.scratch(USUAL_CHUNK) + self.readers + pool_bytes(self._sizes.working_set, self.slot)
+        return min(self.resident_budget, round_up(self.fixed + slots, ROUNDING) + ROUNDING)
+
+    @property
+    def resident_budget(self) -> int:
+        return round_up(self.fixed + self.scratch(CHUNKS[-1]) + self.resident_experts, ROUNDING) + ROUNDING
+
+    def resident_chunk(self, room: int) -> int | None:
+        """The chunk with which everything fits; None where it does not."""
+        chunks = [chunk for chunk in CHUNKS if chunk <= USUAL_CHUNK]
+        return next((chunk for chunk in chunks if self.scratch(chunk) + self.resident_experts <= room), None)
+
+    def streaming_chunk(self, room: int) -> int:
+        """Every chunk of a prompt sweeps over the experts, so large ones save reads; but slots do not get what they cost."""
+        rest = room - self.readers
+        working_set = pool_bytes(self._sizes.working_set, self.slot)
+        fewest = pool_bytes(self.fewest_slots, self.slot)
+        for chunk in CHUNKS:
+            share, kept = (CHUNK_SHARE, working_set) if chunk > USUAL_CHUNK else (TIGHT_SHARE, fewest)
+            wanted = chunk < 2 * self._resources.context  # no more than a prompt can fill
+            if wanted and self.scratch(chunk) <= rest // share and self.scratch(chunk) + kept <= rest:
+                return chunk
+        return CHUNKS[-1]
+
+
+def state_bytes(spec: ModelSpec, sizes: Sizes, context: int) -> int:
+    """Of one sequence, as f32; and the largest table once more, because growing one needs the old and the new."""
+    rows = round_up(context, BLOCK)
+    widths = [0]
+    for layer in spec.layers:
+        match layer.mixer:
+            case Attention(n_kv_heads=heads, head_dim=dim):
+                widths.append(heads * dim)
+            case Mla() as mla:
+                widths.append(mla.latent_dim)
+    per_token = sizes.state_per_token // BF16_BYTES * F32_BYTES
+    return rows * (per_token + max(widths) * F32_BYTES) + sizes.state_per_sequence
+
+
+def _decoded_trunk(spec: ModelSpec, sizes: Sizes) -> int:
+    """On the numpy backend, which decodes all but the embedding table to f32."""
+    tied = spec.head is None
+    weights = sum(weight.count for weight in spec.weights()) - (0 if tied else spec.embedding.count)
+    return weights * F32_BYTES + sizes.trunk - (0 if tied else sizes.trunk_read_per_token)
