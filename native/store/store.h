@@ -173,7 +173,7 @@ private:
     void unpin(int slot);
     std::unique_ptr<StoreError> describe(const Job& job, const ReadResult& result, const std::string& message, bool finite) const;
     StoreError closed_error() const;
-    // Leases (lease.cpp).
+    // Leases (leasing.cpp).
     void join(LeaseState& l, size_t want, int slot);
     bool place_next(LeaseState& l, bool desperate);
     void serve_waiting();
