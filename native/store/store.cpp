@@ -91,13 +91,13 @@ const std::vector<int>& Store::distinct(int layer, const int64_t* ids, int64_t n
     return wanted_;
 }
 
-void Store::hint(int layer, const int64_t* ids, int64_t n) {
+void Store::hint(int layer, const int64_t* ids, int64_t n, bool sweep) {
     check(layer, ids, n);
     const std::lock_guard lock(mutex_);
     if (closed_) throw closed_error();
     for (const int expert : distinct(layer, ids, n)) {
         if (residency_.find(layer, expert) >= 0) continue;
-        const int slot = n_waiting_ ? -1 : take_slot(layer, expert, Why::hint, false);
+        const int slot = starving() ? -1 : take_slot(layer, expert, sweep ? Why::ahead : Why::hint, false);
         if (slot < 0) {
             ++stats_.hints_dropped;
             continue;
