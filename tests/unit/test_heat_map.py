@@ -53,7 +53,7 @@ def test_pictures(path, tmp_path):
         check_plot(tmp_path / name)
         draw_heat(report, heat, tmp_path / name)
     assert (tmp_path / "heat.png").stat().st_size > 10_000
-    assert "Residency: 24 of 96 slots" in (tmp_path / "heat.svg").read_text()
+    assert "Residency: 24 slots for 96 experts" in (tmp_path / "heat.svg").read_text()
     assert not list(tmp_path.glob(".heat*"))
 
 

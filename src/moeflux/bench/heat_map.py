@@ -17,6 +17,7 @@ from moeflux.core.errors import OptionError, ReadError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
 
 KINDS = (".png", ".pdf", ".svg")
 FIRST = 99.5  # percentile of use that gets the brightest colour: a few experts must not darken all others
@@ -39,10 +40,10 @@ def draw_heat(report: ReplayReport, heat: Heat, path: Path) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     use = np.take_along_axis(heat.use, order, axis=1) / even
     top = float(np.percentile(use, FIRST))
-    _panel(left, use, trace.layers, "Use: how often a token chose it", "times an even share", "magma", top)
-    kept = f"Residency: {heat.result.n_slots} of {report.n_experts} slots, {heat.result.policy}"
-    residency = np.take_along_axis(heat.residency, order, axis=1)
-    _panel(right, residency, trace.layers, f"{kept}, {heat.result.hit_rate:.0%} hits", "share of the time", "viridis", 1.0)
+    _panel(left, use, trace.layers, "Use: how often a token chose it", "times an even share", "magma", _norm(top))
+    kept, hits = f"{heat.result.n_slots} slots for {report.n_experts} experts, {heat.result.policy}", heat.result.hit_rate
+    title, residency = f"Residency: {kept}, {hits:.0%} hits", np.take_along_axis(heat.residency, order, axis=1)
+    _panel(right, residency, trace.layers, title, "share of the time in memory", "viridis", _norm(1.0, 1.0))
     left.set_ylabel("layer")
     overlap = "" if report.overlap is None else f", {report.overlap:.0%} of a token's experts are those of the token before"
     figure.suptitle(f"{trace.model}: {len(trace)} tokens{overlap}", fontsize=11)
@@ -57,11 +58,11 @@ def draw_heat(report: ReplayReport, heat: Heat, path: Path) -> None:
 
 
 def _panel(
-    axes: Axes, values: npt.NDArray[Any], layers: tuple[int, ...], title: str, unit: str, colours: str, top: float
+    axes: Axes, values: npt.NDArray[Any], layers: tuple[int, ...], title: str, unit: str, colours: str, norm: Normalize
 ) -> None:
     n_layers, n_experts = values.shape
     image = axes.imshow(
-        values, aspect="auto", interpolation="nearest", cmap=colours, vmin=0, vmax=max(top, 1e-9),
+        values, aspect="auto", interpolation="nearest", cmap=colours, norm=norm,
         extent=(0.5, n_experts + 0.5, n_layers - 0.5, -0.5),
     )  # fmt: skip
     shown = range(0, n_layers, max(1, -(-n_layers // 12)))
@@ -69,6 +70,13 @@ def _panel(
     axes.set_xlabel("experts of the layer, most used first")
     axes.set_title(title, fontsize=10)
     axes.figure.colorbar(image, ax=axes, label=unit, pad=0.02)
+
+
+def _norm(top: float, power: float = 0.5) -> Normalize:
+    """Square roots by default, because most experts are used little."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(power, 0, max(top, 1e-9))
 
 
 def _figure() -> Any:

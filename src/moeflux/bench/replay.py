@@ -57,7 +57,7 @@ class ReplayReport:
                     "hit_rate": r.hit_rate,
                     "reads": r.reads,
                     "recall": r.recall,
-                    "precision": r.precision,
+                    "precision": r.precision if r.hints_issued else None,
                 }
                 for r in self.results
             ],
