@@ -242,6 +242,10 @@ void bind_store(nb::module_& m) {
         .def("close", &Store::close, nb::call_guard<nb::gil_scoped_release>())
         .def("stats", [](const Store& self) { return stats_dict(self.stats()); })
         .def("take_notes", &Store::take_notes)
+        .def("resident", [](const Store& self) {
+            const auto found = self.resident();
+            return nb::bytes(found.data(), found.size());
+        })
         .def_prop_ro("closed", &Store::closed)
         .def_prop_ro("slot_bytes", [](const Store& self) { return self.slot_bytes(); })
         .def("slots",

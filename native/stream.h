@@ -59,7 +59,7 @@ public:
     };
     // From now on, keep the ids of the latest forward: those of its first layer with experts, [T, k], then of the next.
     void record(bool on) { recording_ = on; }
-    const std::vector<int64_t>& routed() const { return routed_; }
+    const std::vector<int16_t>& routed() const { return routed_; }
 
     void begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) override;
     void meanwhile(size_t layer, const float* x, int64_t tokens) override;
@@ -92,7 +92,7 @@ private:
     std::vector<std::vector<int64_t>> previous_, guesses_;  // by layer
     int64_t guessed_ = 0, asked_ = 0, foreseen_ = 0;
     bool recording_ = false;
-    std::vector<int64_t> routed_;
+    std::vector<int16_t> routed_;
     int64_t busy_ns_ = 0;
     std::chrono::steady_clock::time_point started_;
 };

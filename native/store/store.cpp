@@ -143,6 +143,16 @@ StoreStats Store::stats() const {
     return s;
 }
 
+std::vector<uint8_t> Store::resident() const {
+    int64_t n_experts = 0;
+    for (const ExpertLayer& layer : options_.layers) n_experts = std::max(n_experts, layer.n_experts);
+    std::vector<uint8_t> found(options_.layers.size() * size_t(n_experts));
+    const std::lock_guard lock(mutex_);
+    for (const Slot& s : slots_)
+        if (s.state == State::ready) found[size_t(s.layer * n_experts + s.expert)] = 1;
+    return found;
+}
+
 std::vector<std::string> Store::take_notes() {
     const std::lock_guard lock(mutex_);
     return std::exchange(notes_, {});

@@ -114,6 +114,7 @@ public:
 
     StoreStats stats() const;
     std::vector<std::string> take_notes();  // what a person should be told once
+    std::vector<uint8_t> resident() const;  // by layer and expert (as many as the layer with most has): 1 where it is in memory
     int n_layers() const { return int(options_.layers.size()); }
     const ExpertLayer& layer(int layer) const { return options_.layers.at(size_t(layer)); }
     int64_t slot_bytes() const { return slot_bytes_; }

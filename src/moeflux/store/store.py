@@ -174,6 +174,10 @@ class ExpertStore:
         self._tell_notes()
         return StoreStats(**self.native.stats())
 
+    def resident(self) -> npt.NDArray[np.bool_]:
+        """[layer, expert]: whether all its bytes are in memory now. Cheap enough for every token."""
+        return np.frombuffer(self.native.resident(), dtype=np.bool_).reshape(max(self._tables) + 1, -1)
+
     def close(self) -> None:
         """Ends the readers after the reads they are in; whoever waits gets a ClosedError. Closing twice is fine."""
         self._tell_notes()
