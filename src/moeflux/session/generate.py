@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeflux.core.errors import InputError
-from moeflux.formats.checkpoint import read_json
+from moeflux.core.json_file import read_json
 from moeflux.models.fields import Fields
 from moeflux.runtime.batch import Segment, check_tokens
 from moeflux.runtime.engine import Engine
-from moeflux.text.tokenizer import Detokenizer, Tokenizer
+from moeflux.text.detokenize import Detokenizer
+from moeflux.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
