@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from moeflux.core.config import EngineConfig
 from moeflux.runtime import engine as runtime
 from moeflux.runtime.experts import Progress
-from moeflux.session.generate import Token, generate
+from moeflux.runtime.prefill import OnPrefill
+from moeflux.sampling.constraint import Grammar
+from moeflux.session.generate import Generation, generate
+from moeflux.session.model_text import ModelText
 
 
 class Engine(runtime.Engine):
     """An opened model. Close it, or use it in a `with` statement."""
 
-    def generate(self, prompt: str | Sequence[int], *, max_tokens: int) -> Iterator[Token]:
-        """Stream the continuation of a text or of token ids."""
-        return generate(self, prompt, max_tokens)
+    @cached_property
+    def text(self) -> ModelText:
+        """Tokenizer, chat template, ends and sampling defaults of the model."""
+        return ModelText(self.config.model, self.spec)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        grammar: Grammar | None = None,
+        progress: OnPrefill | None = None,
+        **sampling: Any,
+    ) -> Generation:
+        """Stream the continuation of a text or of token ids; `finish` of what this returns then says how it ended.
+
+        Sampled as the checkpoint's generation_config.json says, greedily if it says nothing; `sampling` changes that, with
+        any of the fields of `SamplingParams`: temperature, top_k, top_p, min_p, penalties, logit_bias, seed, logprobs.
+        `grammar` (`Grammar.schema(…)`, `.regex(…)`, `.lark(…)`) is what the output must fit.
+        """
+        return generate(
+            self, self.text, prompt, max_tokens=max_tokens, stop=stop, grammar=grammar, progress=progress, **sampling
+        )
 
 
 def load(

@@ -21,7 +21,8 @@ from text import tiny
 TOKENIZER = tiny.byte_level("qwen")
 PADDED = TOKENIZER.n_ids + 50
 ENDS = [TOKENIZER.added["<|im_end|>"], TOKENIZER.added["<|endoftext|>"]]
-VOCABULARY = Vocabulary(TOKENIZER.to_json(), PADDED, ENDS)
+PIECES = [TOKENIZER.piece(id) for id in range(TOKENIZER.n_ids)]
+VOCABULARY = Vocabulary(PIECES, TOKENIZER.added.values(), ENDS, TOKENIZER.encode_plain)
 MOST = 20_000
 
 
@@ -29,7 +30,7 @@ def noise(grammar, seed, *, params=None, force=True):
     """What a model with random logits writes, and how many of its tokens were forced."""
     random = np.random.default_rng(seed)
     constraint = VOCABULARY.constrain(grammar)
-    sampler = Sampler(params or SamplingParams(temperature=1.0, seed=seed), PADDED)
+    sampler = Sampler(params or SamplingParams(temperature=1.0, seed=seed), TOKENIZER.n_ids)
     tokens, n_forced = [], 0
     while not constraint.finished and len(tokens) < MOST:
         forced = constraint.forced() if force else []
@@ -101,7 +102,6 @@ def test_an_end_is_allowed_exactly_where_the_output_is_complete():
         constraint.advance(TOKENIZER.encode(text))
         assert constraint.complete is complete
         assert constraint.allowed()[ENDS].tolist() == [complete] * 2
-        assert not constraint.allowed()[TOKENIZER.n_ids :].any()
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,21 @@ def test_what_cannot_be_used_is_refused_with_the_reason(grammar, words):
         VOCABULARY.constrain(grammar)
 
 
+@pytest.mark.parametrize("spelled", ["<think>", "<|im_end|>", "a<tool_call>b"])
+def test_text_that_spells_added_tokens_comes_out_as_text(spelled):
+    text, _ = noise(Grammar.schema({"const": f"say {spelled}!"}), 0)
+    assert json.loads(text) == f"say {spelled}!"
+
+
 def test_a_token_that_does_not_fit_is_an_error():
     constraint = VOCABULARY.constrain(Grammar.regex("ab"))
     with pytest.raises(StateError, match="cannot go on"):
         constraint.advance(TOKENIZER.encode("b"))
+
+
+def test_a_model_that_never_ends_cannot_be_constrained():
+    with pytest.raises(InputError, match="ends a text"):
+        Vocabulary(PIECES, (), (), TOKENIZER.encode_plain)
 
 
 def test_recursive_schemas():

@@ -7,7 +7,7 @@ output is complete.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,14 +60,19 @@ class Grammar:
 
 
 class Vocabulary:
-    """A tokenizer as llguidance needs it. Seconds for a quarter of a million tokens."""
+    """The tokens as llguidance needs them. Seconds for a quarter of a million."""
 
-    def __init__(self, tokenizer_json: str, n_tokens: int, ends: Collection[int]) -> None:
-        """`ends`: ids that end a text."""
-        try:
-            self._tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=n_tokens, eos_token=sorted(ends) or None)
-        except ValueError as error:
-            raise InputError(f"this tokenizer cannot be constrained: {error}") from error
+    def __init__(
+        self, pieces: Sequence[bytes], added: Collection[int], ends: Collection[int], encode: Callable[[str], list[int]]
+    ) -> None:
+        """`pieces`: the bytes of each id. `added`: ids that are never part of a text, `ends` those that end one.
+
+        `encode` must not give added tokens for what merely spells them: the grammar would not take them.
+        """
+        if not ends:
+            raise InputError("output cannot be constrained: the model names no token that ends a text")
+        tokenizer = llguidance.TokenizerWrapper(_Tokens(pieces, sorted(added), min(ends), encode))
+        self._tokenizer = llguidance.LLTokenizer(tokenizer, eos_token=sorted(ends))
 
     def constrain(self, grammar: Grammar) -> Constraint:
         compiled = grammar.compile()
@@ -117,6 +122,20 @@ class Constraint:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise StateError(f"the constraint cannot go on: {self._matcher.get_error()}")
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Under the names that llguidance looks for."""
+
+    tokens: Sequence[bytes]
+    special_token_ids: Sequence[int]
+    eos_token_id: int
+    encode: Callable[[str], list[int]]
+    bos_token_id: int | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        return self.encode(text)
 
 
 def _refused(grammar: Grammar, why: str) -> InputError:

@@ -93,6 +93,15 @@ class Splitter:
         self._call: CallReader | None = None
         self._n_calls = 0
 
+    @property
+    def reasoning(self) -> bool:
+        """Whether what comes now is reasoning."""
+        return self._region == "reasoning"
+
+    def turn_off(self) -> None:
+        """From now on everything is text, whatever it spells."""
+        self.tokens, self._spelled = {}, {}
+
     def add(self, text: str) -> Iterator[Part]:
         text, self._held = self._held + text, ""
         while text:

@@ -26,6 +26,10 @@ class TextStream:
     def stopped_by(self) -> str | None:
         return self._stops.found
 
+    @property
+    def reasoning(self) -> bool:
+        return self._splitter is not None and self._splitter.reasoning
+
     def add(self, token: int) -> tuple[Part, ...]:
         """What became certain with this token."""
         return tuple(self._checked(self._read(token)))

@@ -1,0 +1,67 @@
+"""What a generation tells: a token at a time with what became certain through it, and at the end what it was and cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moeflux.store.stats import StoreStats
+from moeflux.text.regions import Part, Text
+
+Reason = Literal["end", "length", "stop_sequence", "complete", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token, and the parts of the answer that became certain with it (none within a character)."""
+
+    id: int
+    parts: tuple[Part, ...] = ()
+    logprob: float | None = None  # where asked for: of the model's own distribution
+    top: tuple[tuple[int, float], ...] = ()  # the most likely tokens with theirs
+    forced: bool = False  # the constraint left no choice, so it cost no step
+
+    @property
+    def text(self) -> str:
+        """For the reader: without reasoning and tool calls."""
+        return text_of(self.parts)
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt: int  # tokens,
+    cached: int  # of them, those that the sequence held already
+    completion: int  # generated tokens, an ending one not counted,
+    reasoning: int  # of them, those inside reasoning,
+    forced: int  # and those that a constraint forced
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds."""
+
+    prefill: float  # until the prompt was run
+    first: float  # until the first token
+    total: float
+
+    def tok_s(self, usage: Usage) -> float | None:
+        """Generated tokens per second after the first."""
+        seconds = self.total - self.first
+        return (usage.completion - 1) / seconds if usage.completion > 1 and seconds > 0 else None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """`end`: the model ended. `length`: max_tokens or context. `complete`: the constraint left nothing to say."""
+
+    reason: Reason
+    usage: Usage
+    timings: Timings
+    store: StoreStats  # what it took of the expert store
+    seed: int | None  # that reproduces it; None where nothing was drawn
+    stop_sequence: str | None = None
+    parts: tuple[Part, ...] = ()  # what was held back where it was cancelled between two tokens
+
+
+def text_of(parts: tuple[Part, ...]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Text) and part.region == "text")
