@@ -80,11 +80,10 @@ def test_ends(engine, tmp_path):
         folder = chat_model(tmp_path / file)
         path = folder / f"{file}.json"
         values = json.loads(path.read_text())
-        where = values.get("text_config", values)
         if file == "tokenizer_config":
             values["eos_token"] = engine.text.tokenizer._tokenizer.id_to_token(ids[-1])
         else:
-            where["eos_token_id"] = ids[-1] if file == "config" else [1, ids[-1]]
+            values["eos_token_id"] = ids[-1] if file == "config" else [1, ids[-1]]
         path.write_text(json.dumps(values))
         with moeflux.load(folder) as other:
             tokens, finish = run(other, **options)
