@@ -12,8 +12,11 @@ from moeflux.runtime import engine as runtime
 from moeflux.runtime.experts import Progress
 from moeflux.runtime.prefill import OnPrefill
 from moeflux.sampling.constraint import Grammar
+from moeflux.session.chat import Chat
+from moeflux.session.demo import demo_model
 from moeflux.session.generate import Generation, generate
 from moeflux.session.model_text import ModelText
+from moeflux.text.chat import Tools
 
 
 class Engine(runtime.Engine):
@@ -44,9 +47,13 @@ class Engine(runtime.Engine):
             self, self.text, prompt, max_tokens=max_tokens, stop=stop, grammar=grammar, progress=progress, **sampling
         )
 
+    def chat(self, *, system: str | None = None, tools: Tools | None = None, thinking: bool | None = None) -> Chat:
+        """Begin a conversation, by the checkpoint's own chat template."""
+        return Chat(self, self.text, system=system, tools=tools, thinking=thinking)
+
 
 def load(
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     backend: str = "auto",
     threads: int | None = None,
@@ -56,10 +63,11 @@ def load(
     isa: str = "auto",
     progress: Progress | None = None,
 ) -> Engine:
-    """Open a model folder in place. An option that would do nothing is refused with the reason.
+    """Open a model folder in place; without one, the demo model. Options that would do nothing are refused with the reason.
 
     `ram` ("8GiB") is the ceiling for the whole process, by default what is free; `context` the longest sequence that memory
     is kept for, 8192 tokens by default. `engine.plan` says what follows from them.
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
     """
-    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context, isa), progress)
+    folder = demo_model() if path is None else Path(path)
+    return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa), progress)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from moeflux.store.stats import StoreStats
 from moeflux.text.regions import Part, Text
@@ -61,6 +61,23 @@ class Finish:
     seed: int | None  # that reproduces it; None where nothing was drawn
     stop_sequence: str | None = None
     parts: tuple[Part, ...] = ()  # what was held back where it was cancelled between two tokens
+
+    def drive_share(self, bytes_s: float | None) -> float | None:
+        """What was read, of what a drive of this rate could have given meanwhile; None where nothing can be said."""
+        if not bytes_s or not self.store.bytes_read or not self.timings.total:
+            return None
+        return self.store.bytes_read / (bytes_s * self.timings.total)
+
+    def as_dict(self) -> dict[str, Any]:
+        store = {"hit_rate": self.store.hit_rate, "bytes_read": self.store.bytes_read, "stall_s": self.store.stall_ns / 1e9}
+        return {
+            "finish_reason": self.reason,
+            "stop_sequence": self.stop_sequence,
+            "usage": asdict(self.usage),
+            "timings": {**asdict(self.timings), "tok_s": self.timings.tok_s(self.usage)},
+            "store": store,
+            "seed": self.seed,
+        }
 
 
 def text_of(parts: tuple[Part, ...]) -> str:
