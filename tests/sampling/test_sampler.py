@@ -99,15 +99,29 @@ def test_only_allowed_tokens(logits, params, seed, data):
         assert p[token] > 0 or _at_a_boundary(p, token)
 
 
-def test_many_allowed_tokens_and_few_are_treated_alike():
-    logits = _logits(1, 10_000, 3.0, False)
-    few = np.arange(10_000) % 3 == 0
-    many = logits > np.sort(logits)[2000]
-    for allowed in (few, many):
-        for params in (SamplingParams(temperature=1, top_p=0.9, seed=5), SamplingParams(temperature=1, top_k=40, seed=5)):
-            picked = Sampler(params, 10_000).sample(logits, allowed).token
-            ids = np.flatnonzero(allowed)
-            assert picked == ids[choose(logits[ids], params, np.random.default_rng(5).random())]
+MANY = [
+    SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=0.7, top_k=40), SamplingParams(temperature=0.7, top_k=3000, min_p=0.01),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("params", MANY, ids=str)
+@pytest.mark.parametrize("which", ["every third", "likely", "unlikely", "hopeless"])
+def test_a_large_vocabulary_gives_what_the_allowed_part_alone_gives(which, params):
+    logits = _logits(1, 20_000, 3.0, False)
+    order = np.sort(logits)
+    allowed = {
+        "every third": np.arange(20_000) % 3 == 0,
+        "likely": logits > order[10_000],
+        "unlikely": logits < order[10_000],
+        "hopeless": logits < order[10_000],
+    }[which]
+    if which == "hopeless":
+        logits = np.where(allowed, logits - 200, logits)
+    ids = np.flatnonzero(allowed)
+    p = distribution(logits[ids], params)
+    check(lambda draw: int(np.searchsorted(ids, choose(logits, params, draw, allowed))), p)
+    assert all(allowed[choose(logits, params, draw, allowed)] for draw in np.linspace(0, 1, 50, endpoint=False))
 
 
 @settings(max_examples=30)

@@ -16,32 +16,50 @@ from moeflux.sampling.params import SamplingParams
 F32 = npt.NDArray[np.float32]
 Floats = npt.NDArray[Any]  # float32 or float64
 Ids = npt.NDArray[np.int64]
+Allowed = npt.NDArray[np.bool_]  # at least one of them true
 
 GROUP = 64  # entries whose largest stands for them
 BLOCK = 512  # weights that are summed together
 SORTED = 4096  # weights that are few enough to sort
+CLOSE = 1e-6  # to the largest weight
 FAR = -87.0  # so far below the largest, a weight is 0: beyond, float32 is denormal, and processors slow down tenfold
 
 
-def choose(logits: F32, params: SamplingParams, draw: float) -> int:
-    """The index of the chosen entry. `draw` from 0 to below 1; greedy params do not use it."""
+def choose(logits: F32, params: SamplingParams, draw: float, allowed: Allowed | None = None) -> int:
+    """The index of the chosen entry, among the allowed ones. `draw` from 0 to below 1; greedy params do not use it."""
+    if allowed is not None and np.count_nonzero(allowed) <= SORTED:
+        few = np.flatnonzero(allowed)
+        return int(few[choose(logits[few], params, draw)])
     if params.greedy:
-        return int(np.argmax(logits))
+        best = int(np.argmax(logits))
+        return best if allowed is None or allowed[best] else int(np.argmax(_without(logits, allowed)))
     ids: Ids | None = None  # None: all
     if 0 < params.top_k < len(logits):
-        ids = largest(logits, params.top_k)
-        logits = logits[ids]
-    weights = _weights(logits, params.temperature)
+        ids = _largest_allowed(logits, params.top_k, allowed)
+        logits, allowed = logits[ids], None
+    weights = _weights(logits, params.temperature, allowed)
     if params.top_p < 1:
         ids, weights = _kept(_nucleus(weights, params.top_p), ids, weights)
-    if params.min_p > 0:  # of the largest weight, which is 1
-        ids, weights = _kept(np.flatnonzero(weights >= params.min_p), ids, weights)
+    if params.min_p > 0:
+        ids, weights = _kept(np.flatnonzero(weights >= params.min_p * weights.max()), ids, weights)
     index = _draw(weights, draw)
     return index if ids is None else int(ids[index])
 
 
 def _kept(chosen: Ids, ids: Ids | None, weights: Floats) -> tuple[Ids, Floats]:
     return chosen if ids is None else ids[chosen], weights[chosen]
+
+
+def _without(logits: F32, allowed: Allowed) -> F32:
+    return np.where(allowed, logits, np.float32(-np.inf))
+
+
+def _largest_allowed(logits: F32, k: int, allowed: Allowed | None) -> Ids:
+    if allowed is None:
+        return largest(logits, k)
+    some = largest(logits, min(4 * k + 64, len(logits)))  # most of them are allowed, most of the time
+    some = some[allowed[some]]
+    return some[largest(logits[some], k)] if len(some) >= k else largest(_without(logits, allowed), k)
 
 
 def largest(logits: F32, k: int) -> Ids:
@@ -64,7 +82,7 @@ def _top_of_many(values: F32, k: int) -> Ids:
     return np.concatenate([above, ties[: k - len(above)]])
 
 
-def _weights(logits: F32, temperature: float) -> Floats:
+def _weights(logits: F32, temperature: float, allowed: Allowed | None = None) -> Floats:
     """Relative to the largest, which is 1. In double precision where they are few."""
     weights: Floats = logits.astype(np.float64) if len(logits) <= SORTED else logits.copy()
     weights -= logits.max()
@@ -72,9 +90,14 @@ def _weights(logits: F32, temperature: float) -> Floats:
         with np.errstate(over="ignore"):  # a tiny temperature: infinitely far below
             weights /= temperature
     if weights.min() >= FAR:
-        return np.exp(weights, out=weights)
-    np.exp(np.maximum(weights, FAR, out=weights), out=weights)
-    weights -= np.exp(weights.dtype.type(FAR))
+        np.exp(weights, out=weights)
+    else:
+        np.exp(np.maximum(weights, FAR, out=weights), out=weights)
+        weights -= np.exp(weights.dtype.type(FAR))
+    if allowed is not None:
+        weights *= allowed
+        if weights.max() < CLOSE:  # what is allowed lies far below what is not, where weights are coarse
+            return _weights(_without(logits, allowed), temperature)
     return weights
 
 

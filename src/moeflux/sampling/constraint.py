@@ -15,7 +15,7 @@ import llguidance
 import numpy as np
 
 from moeflux.core.errors import InputError, StateError
-from moeflux.sampling.sampler import Allowed
+from moeflux.sampling.choose import Allowed
 
 # One way to set JSON apart: where white space is free, a model can lose itself in it, and nothing is ever forced.
 JSON_STYLE: llguidance._lib.JsonCompileOptions = {

@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from moeflux.sampling.choose import F32, choose, largest
+from moeflux.sampling.choose import F32, Allowed, choose, largest
 from moeflux.sampling.params import SamplingParams
 from moeflux.sampling.processors import Processors
-
-Allowed = npt.NDArray[np.bool_]  # [vocabulary], at least one of them true
-FEW = 4096  # allowed tokens that are worth picking out
 
 
 @dataclass(frozen=True)
@@ -40,23 +36,9 @@ class Sampler:
         logits = logits[: self._vocab]
         changed = self._processors.apply(logits)
         draw = 0.0 if self.params.greedy else float(self._random.random())
-        token = choose(changed, self.params, draw) if allowed is None else self._choose_allowed(changed, allowed, draw)
+        token = choose(changed, self.params, draw, None if allowed is None else allowed[: self._vocab])
         self.note([token])
         return self._described(logits, token)
-
-    def _choose_allowed(self, logits: F32, allowed: Allowed, draw: float) -> int:
-        allowed = allowed[: self._vocab]
-        if self.params.greedy and allowed[best := int(np.argmax(logits))]:
-            return best
-        if k := self.params.top_k:
-            ids = largest(logits, min(4 * k + 64, len(logits)))  # most of them are allowed, most of the time
-            ids = ids[allowed[ids]]
-            if len(ids) >= k:
-                return int(ids[choose(logits[ids], self.params, draw)])
-        if np.count_nonzero(allowed) > FEW:
-            return choose(np.where(allowed, logits, np.float32(-np.inf)), self.params, draw)
-        ids = np.flatnonzero(allowed)
-        return int(ids[choose(logits[ids], self.params, draw)])
 
     def note(self, tokens: Sequence[int]) -> None:
         """Tokens that came without a choice."""
