@@ -57,6 +57,10 @@ class StateError(MoefluxError):
     """A sequence was used in a way that its state does not allow."""
 
 
+class CancelledError(MoefluxError):
+    """Somebody asked for work to end before it was done."""
+
+
 class RingFullError(StateError):
     """More expert dispatches were begun than the ring may hold."""
 

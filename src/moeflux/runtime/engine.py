@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from types import TracebackType
 from typing import Self
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from moeflux.backends.ops import Ops
 from moeflux.backends.registry import open_backend
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import ClosedError, InputError, OptionError
+from moeflux.core.errors import CancelledError, ClosedError, InputError, OptionError
 from moeflux.core.log import log
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
@@ -22,11 +23,13 @@ from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.forward import Model, forward
 from moeflux.runtime.plan import Plan
 from moeflux.runtime.planning import plan_engine
+from moeflux.runtime.prefill import Cancel, OnPrefill, PrefillProgress
 from moeflux.runtime.ring import Ring
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.sizes import measure
 from moeflux.runtime.trace import Trace
 from moeflux.runtime.trunk import check_trunk, load_trunk
+from moeflux.store.stats import StoreStats
 from moeflux.store.store import StoreOptions
 from moeflux.store.trace import TraceRecorder
 
@@ -75,6 +78,40 @@ class Engine:
         for segment in segments:
             _check_room(self.plan, len(segment.sequence) + len(segment.tokens))
         return forward(self.model, Batch(segments))
+
+    def prefill(
+        self,
+        sequence: Sequence,
+        tokens: Seq[int],
+        progress: OnPrefill | None = None,
+        cancel: Cancel | None = None,
+    ) -> F32:
+        """Run tokens of any number in chunks of the plan's size. Logits [vocab] after the last.
+
+        Where `cancel` says so between two chunks, raises CancelledError; the sequence then ends with the last whole chunk.
+        """
+        check_tokens(tokens, self.spec.vocab)
+        _check_room(self.plan, len(sequence) + len(tokens))
+        start, read_before, logits = time.perf_counter(), self.stats().bytes_read, None
+        for at in range(0, len(tokens), self.plan.chunk_tokens):
+            if progress:
+                read = self.stats().bytes_read - read_before
+                progress(PrefillProgress(at, len(tokens), read, time.perf_counter() - start))
+            if cancel and cancel():
+                raise CancelledError(f"cancelled after {at} of {len(tokens)} tokens")
+            chunk = tokens[at : at + self.plan.chunk_tokens]
+            is_last = at + len(chunk) == len(tokens)
+            (logits,) = self.forward(Segment(sequence, chunk, "last" if is_last else "none"))
+        if progress:
+            read = self.stats().bytes_read - read_before
+            progress(PrefillProgress(len(tokens), len(tokens), read, time.perf_counter() - start))
+        assert logits is not None
+        row: F32 = logits[0]
+        return row
+
+    def stats(self) -> StoreStats:
+        """What the expert store has done so far."""
+        return self.model.experts.store.stats()
 
     def score(self, ids: Seq[int] | npt.NDArray[np.integer], *, trace: Trace | None = None) -> F32:
         """Logits [T, vocab] of every position, for a sequence of its own."""

@@ -23,6 +23,10 @@ class Sequence:
     def nbytes(self) -> int:
         return sum(state.nbytes for state in self.states)
 
+    @property
+    def usable(self) -> bool:
+        return self._broken_by is None
+
     def check_usable(self) -> None:
         if self._broken_by is not None:
             raise StateError(
