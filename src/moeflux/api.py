@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from moeflux.core.config import EngineConfig
+from moeflux.core.config import EngineConfig, Kv
 from moeflux.runtime import engine as runtime
 from moeflux.runtime.experts import Progress
 from moeflux.session.generate import Token, generate
@@ -28,6 +28,7 @@ def load(
     vram: int | str | None = None,
     context: int | None = None,
     isa: str = "auto",
+    kv: Kv = "bf16",
     progress: Progress | None = None,
 ) -> Engine:
     """Open a model folder in place. An option that would do nothing is refused with the reason.
@@ -35,5 +36,6 @@ def load(
     `ram` ("8GiB") is the ceiling for the whole process, by default what is free; `context` the longest sequence that memory
     is kept for, 8192 tokens by default. `engine.plan` says what follows from them.
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
+    `kv`: keys and values are rounded to bf16 when they are computed; "f32" keeps them whole in twice the memory.
     """
-    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context, isa), progress)
+    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context, isa, kv=kv), progress)

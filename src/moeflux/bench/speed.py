@@ -140,7 +140,7 @@ def _measure(
         tokens,
         context,
         sizes.trunk_read_per_token + sizes.streamed_per_token,
-        2 * sizes.state_per_sequence + 2 * sizes.state_per_token * (context + len(rates) * tokens // 2),  # f32, not bf16
+        2 * sizes.state_per_sequence + sizes.kept_per_token(engine.config.kv) * (context + len(rates) * tokens // 2),
         sizes.active_params - skipped_head,
         Samples(tuple(rates)),
         limits.read,

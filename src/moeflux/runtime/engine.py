@@ -67,7 +67,7 @@ class Engine:
 
     def sequence(self) -> Sequence:
         """A new, empty sequence."""
-        return Sequence(self.spec, self.model.ops)
+        return Sequence(self.spec, self.model.ops, self.config.kv)
 
     def forward(self, *segments: Segment) -> list[F32 | None]:
         """Run a batch. Per segment: the logits that it wants."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moeflux.backends.ops import Ops
 from moeflux.backends.state import LayerState
+from moeflux.core.config import Kv
 from moeflux.core.errors import StateError
 from moeflux.models.spec import ModelSpec
 
@@ -11,9 +12,9 @@ from moeflux.models.spec import ModelSpec
 class Sequence:
     """Grows by `forward`. A run that failed midway leaves it unusable, and it says so rather than give wrong results."""
 
-    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+    def __init__(self, spec: ModelSpec, ops: Ops, kv: Kv = "bf16") -> None:
         self.tokens: list[int] = []
-        self.states: tuple[LayerState, ...] = tuple(ops.new_state(layer.mixer) for layer in spec.layers)
+        self.states: tuple[LayerState, ...] = tuple(ops.new_state(layer.mixer, kv) for layer in spec.layers)
         self._broken_by: str | None = None
 
     def __len__(self) -> int:
