@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflux.backends.numpy.storage import HostStorage, from_bf16, to_bf16
+from moeflux.backends.numpy.storage import HostStorage
 from moeflux.backends.state import BLOCK, Rows
 
 STEPS = st.lists(
@@ -61,18 +61,16 @@ def test_growing_copies_nothing():
     assert rows.nbytes == 4 * BLOCK * 2 * 2
 
 
-@pytest.mark.parametrize("special", [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3.4e38])
-def test_bf16_of_special_values(special):
-    x = np.array([special], np.float32)
-    y = from_bf16(to_bf16(x))
-    if np.isnan(special):
-        assert np.isnan(y)
-    else:
-        assert y == x or abs(y - x) <= abs(x) * 2**-8 + 1e-40 or np.isinf(y)
+@pytest.mark.parametrize("special", [0.0, -0.0, np.inf, -np.inf, np.nan, 1.5, -(2.0**120)])
+def test_bf16_keeps_special_values(special):
+    np.testing.assert_array_equal(_kept([special]), np.array([special], np.float32))
 
 
 def test_bf16_rounds_to_nearest_even():
-    half = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8], np.float32)
-    assert from_bf16(to_bf16(half)).tolist() == [1.0, 1 + 4 * 2**-8, 1 + 2 * 2**-8, -1.0]
-    random = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    assert (np.abs(from_bf16(to_bf16(random)) - random) <= np.abs(random) * 2**-8).all()
+    assert _kept([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8]).tolist() == [1, 1 + 2**-6, 1 + 2**-7, -1]
+
+
+def _kept(values):
+    rows = Rows(HostStorage("bf16"))
+    rows.append(np.array(values, np.float32))
+    return rows.filled

@@ -20,7 +20,8 @@ class Storage(Protocol):
     """How rows are kept: as float32, or as bf16 rounded to nearest even when they are written."""
 
     @property
-    def kind(self) -> str: ...
+    def dtype(self) -> str:
+        """Of an element, as files name it."""
 
     @property
     def element_bytes(self) -> int: ...

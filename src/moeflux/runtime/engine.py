@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import cached_property
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +21,13 @@ from moeflux.models.registry import read_spec
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.batch import Batch, Segment, check_tokens
 from moeflux.runtime.experts import Experts, Progress
+from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
+from moeflux.runtime.mflx import import_mflx
 from moeflux.runtime.plan import Plan
 from moeflux.runtime.planning import plan_engine
 from moeflux.runtime.ring import Ring
+from moeflux.runtime.saving import Identity, load_snapshot, save_snapshot
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.sizes import measure
 from moeflux.runtime.trace import Trace
@@ -68,6 +73,30 @@ class Engine:
     def sequence(self) -> Sequence:
         """A new, empty sequence."""
         return Sequence(self.spec, self.model.ops, self.config.kv)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What the state of a sequence depends on besides its tokens."""
+        return Identity(self.spec.model_type, fingerprint(self._checkpoint), self.config.kv, self.model.ops.name)
+
+    def save(self, sequence: Sequence, path: Path, *, sampler: Any = None) -> int:
+        """Tokens and state into a file that appears whole or not at all; `sampler`: JSON to be given back. Bytes written."""
+        return save_snapshot(path, sequence.snapshot(), self.identity, sampler)
+
+    def load(self, path: Path) -> tuple[Sequence, Any]:
+        """A sequence from a file of this model, exactly as it was saved, and what was saved for its sampler."""
+        sequence = self.sequence()
+        snapshot, sampler = load_snapshot(path, sequence.states, self.identity, self.spec.vocab)
+        _check_room(self.plan, len(snapshot))
+        sequence.adopt(snapshot)
+        return sequence, sampler
+
+    def import_state(self, path: Path, tokens: Seq[int]) -> Sequence:
+        """A sequence from an MFLX state (version 1 or 2) of these tokens, as close as two programs compute alike."""
+        check_tokens(tokens, self.spec.vocab)
+        sequence = self.sequence()
+        sequence.adopt(import_mflx(path, tokens, self.spec, sequence.states))
+        return sequence
 
     def forward(self, *segments: Segment) -> list[F32 | None]:
         """Run a batch. Per segment: the logits that it wants."""

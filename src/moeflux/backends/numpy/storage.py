@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from moeflux.core.config import Kv
+from moeflux.formats.dtypes import STORAGE, decode_float, encode_float
 
 F32 = npt.NDArray[np.float32]
 Kept = npt.NDArray[Any]
+
+_DTYPES = {"f32": "F32", "bf16": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -22,34 +25,29 @@ class HostStorage:
     poison: bool = False
 
     @property
+    def dtype(self) -> str:
+        """Its name in files."""
+        return _DTYPES[self.kind]
+
+    @property
     def element_bytes(self) -> int:
-        return 4 if self.kind == "f32" else 2
+        return STORAGE[self.dtype].itemsize
 
     def allocate(self, shape: tuple[int, ...]) -> Kept:
-        rows = np.empty(shape, dtype=np.float32 if self.kind == "f32" else np.uint16)
+        rows = np.empty(shape, dtype=STORAGE[self.dtype])
         if self.poison:
             rows.view(np.uint8)[...] = 0xFF
         return rows
 
     def encode(self, rows: F32) -> Kept:
-        return rows if self.kind == "f32" else to_bf16(rows)
+        return encode_float(rows, self.dtype)
 
     def decode(self, parts: list[Kept]) -> F32:
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return rows if self.kind == "f32" else from_bf16(rows)
+        return decode_float(rows, self.dtype)
 
     def address(self, block: Kept) -> int:
         return int(block.ctypes.data)
 
     def table(self, addresses: list[int]) -> npt.NDArray[np.uint64]:
         return np.array(addresses, dtype=np.uint64)
-
-
-def to_bf16(x: F32) -> npt.NDArray[np.uint16]:
-    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(x), np.uint32(0x7FC0), rounded).astype(np.uint16)
-
-
-def from_bf16(x: npt.NDArray[np.uint16]) -> F32:
-    return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
