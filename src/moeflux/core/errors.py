@@ -78,6 +78,10 @@ class CutError(StateError):
         )
 
 
+class CancelledError(MoefluxError):
+    """Work was stopped because its caller asked for it. Nothing is broken."""
+
+
 class RingFullError(StateError):
     """More expert dispatches were begun than the ring may hold."""
 

@@ -18,7 +18,7 @@ from moeflux.core.errors import ClosedError, InputError
 from moeflux.core.log import log
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
-from moeflux.models.spec import ModelSpec
+from moeflux.models.spec import DeltaNet, ModelSpec
 from moeflux.runtime.batch import Batch, Segment, check_tokens
 from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.fingerprint import fingerprint
@@ -74,6 +74,11 @@ class Engine:
         """A new, empty sequence."""
         return Sequence(self.spec, self.model.ops, self.config.kv)
 
+    @property
+    def cuttable(self) -> bool:
+        """Whether sequences can go back anywhere without a checkpoint."""
+        return not any(isinstance(layer.mixer, DeltaNet) for layer in self.spec.layers)
+
     @cached_property
     def identity(self) -> Identity:
         """What the state of a sequence depends on besides its tokens."""
@@ -87,7 +92,7 @@ class Engine:
         """A sequence from a file of this model, exactly as it was saved, and what was saved for its sampler."""
         sequence = self.sequence()
         snapshot, sampler = load_snapshot(path, sequence.states, self.identity, self.spec.vocab)
-        _check_room(self.plan, len(snapshot))
+        self.check_room(len(snapshot))
         sequence.adopt(snapshot)
         return sequence, sampler
 
@@ -101,7 +106,7 @@ class Engine:
     def forward(self, *segments: Segment) -> list[F32 | None]:
         """Run a batch. Per segment: the logits that it wants."""
         for segment in segments:
-            _check_room(self.plan, len(segment.sequence) + len(segment.tokens))
+            self.check_room(len(segment.sequence) + len(segment.tokens))
         return forward(self.model, Batch(segments))
 
     def score(self, ids: Seq[int] | npt.NDArray[np.integer], *, trace: Trace | None = None) -> F32:
@@ -117,6 +122,15 @@ class Engine:
             assert rows is not None
             logits[start : start + len(chunk)] = rows
         return logits
+
+    def check_room(self, n_tokens: int) -> None:
+        """Whether a sequence may become so long."""
+        if n_tokens > self.plan.context:
+            raise InputError(
+                f"a sequence of {n_tokens} tokens, but the memory of this engine is planned for {self.plan.context}",
+                where="option 'context'",
+                hint=f"load the model with context={n_tokens} or more",
+            )
 
     def close(self) -> None:
         """Lets every file and weight go. Closing twice is fine."""
@@ -153,15 +167,6 @@ def _open_experts(
         experts.close()
         raise
     return experts
-
-
-def _check_room(plan: Plan, n_tokens: int) -> None:
-    if n_tokens > plan.context:
-        raise InputError(
-            f"a sequence of {n_tokens} tokens, but the memory of this engine is planned for {plan.context}",
-            where="option 'context'",
-            hint=f"load the model with context={n_tokens} or more",
-        )
 
 
 def skipped_note(checkpoint: Checkpoint) -> tuple[str, ...]:
