@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from moeflux.core.config import EngineConfig, Hints
+from moeflux.core.config import EngineConfig, Hints, Kv
 from moeflux.runtime import engine as runtime
 from moeflux.runtime.experts import Progress
 from moeflux.runtime.prefill import OnPrefill
@@ -61,6 +61,7 @@ def load(
     vram: int | str | None = None,
     context: int | None = None,
     isa: str = "auto",
+    kv: Kv = "bf16",
     hints: Hints = "both",
     policy: str = "lru",
     reader: Literal["native", "python"] = "native",
@@ -73,6 +74,7 @@ def load(
     `ram` ("8GiB") is the ceiling for the whole process, by default what is free; `context` the longest sequence that memory
     is kept for, 8192 tokens by default. `engine.plan` says what follows from them.
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
+    `kv`: keys and values are rounded to bf16 when they are computed; "f32" keeps them whole in twice the memory.
 
     The others never change a result: `hints` (how later layers' experts are foreseen), `policy` (which expert makes room),
     `reader`, `slots` (experts in memory at most, where that shall be fewer than the budget holds), `ring` (expert dispatches
@@ -80,4 +82,4 @@ def load(
     """
     folder = demo_model() if path is None else Path(path)
     options = (hints, policy, reader, slots, ring)
-    return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, *options), progress)
+    return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, *options, kv=kv), progress)
