@@ -50,6 +50,7 @@ def generate(
     ram: o.Ram = None,
     context: o.Context = None,
     isa: o.Isa = "auto",
+    slots: o.Slots = None,
     trace: o.Trace = None,
 ) -> None:
     """Continue a text. Without a model, with the one that comes with moeflux."""
@@ -64,7 +65,7 @@ def generate(
         **o.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
                   presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed, logprobs=logprobs),
     }  # fmt: skip
-    with opened(folder, backend, threads, ram, context, isa) as engine, tracing(engine, trace):
+    with opened(folder, backend, threads, ram, context, isa, slots) as engine, tracing(engine, trace):
         bar = PromptBar()
         if prompt is model is None and text == DEMO_PROMPT and not as_json:
             print(text, end="", flush=True)  # nobody has seen it yet

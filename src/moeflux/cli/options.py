@@ -24,6 +24,7 @@ Backend = Annotated[str, _in(_ENGINE, help="auto, native or numpy.")]
 Isa = Annotated[str, _in(_ENGINE, help="auto, avx512_vnni, avx2 or generic.")]
 Ram = Annotated[str | None, _in(_ENGINE, help="Ceiling for the memory of the process, like 8GiB; default: what is free.")]
 Context = Annotated[int | None, _in(_ENGINE, min=1, help="Longest sequence, in tokens; default: 8192, or the model's own.")]
+Slots = Annotated[int | None, _in(_ENGINE, min=1, help="Experts in memory at most; default: as many as the budget holds.")]
 Threads = Annotated[int | None, _in(_ENGINE, min=1, help="Threads; all cores by default.")]
 
 Model = Annotated[Path, typer.Argument(help="Model folder.")]
