@@ -67,12 +67,16 @@ def load(
     reader: Literal["native", "python"] = "native",
     slots: int | None = None,
     ring: int = 0,
+    k: int | None = None,
+    bits: int | None = None,
     progress: Progress | None = None,
 ) -> Engine:
     """Open a model folder in place; without one, the demo model. Options that would do nothing are refused with the reason.
 
     `ram` ("8GiB") is the ceiling for the whole process, by default what is free; `context` the longest sequence that memory
     is kept for, 8192 tokens by default. `engine.plan` says what follows from them.
+    Lossy, and only where asked for: `k`, fewer experts per token than the model's own; `bits`, experts requantised to so few
+    whenever they are used, which is slow and there to measure what it costs (`moeflux eval`).
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
     `kv`: keys and values are rounded to bf16 when they are computed; "f32" keeps them whole in twice the memory.
 
@@ -82,4 +86,4 @@ def load(
     """
     folder = demo_model() if path is None else Path(path)
     options = (hints, policy, reader, slots, ring)
-    return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, *options, kv=kv), progress)
+    return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, *options, kv=kv, k=k, bits=bits), progress)

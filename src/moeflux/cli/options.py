@@ -60,13 +60,13 @@ def read_grammar(schema: Path | None, regex: str | None, grammar: Path | None) -
     if len(found) > 1:
         raise OptionError("output can fit only one of them", where=f"options {' and '.join(f'--{name}' for name in found)}")
     if schema:
-        return Grammar.schema(_read(schema))
+        return Grammar.schema(read_text(schema))
     if grammar:
-        return Grammar.lark(_read(grammar))
+        return Grammar.lark(read_text(grammar))
     return None if regex is None else Grammar.regex(regex)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

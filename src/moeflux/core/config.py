@@ -51,6 +51,8 @@ class EngineConfig:
     slots: int | None = None  # experts in memory at most; None: as many as the budget holds
     ring: int = 0  # deferred expert dispatches in flight, where a backend runs layer by layer
     kv: Kv = "bf16"
+    k: int | None = None  # lossy: experts per token, fewer than the model's own
+    bits: int | None = None  # lossy: experts requantised to so many bits whenever they are used; slow, for measuring only
 
     def __post_init__(self) -> None:
         for name, reason in _NOT_YET.items():
@@ -69,6 +71,8 @@ class EngineConfig:
         _check_count("threads", self.threads, "threads", 1024)
         _check_count("context", self.context, "tokens", 2**31)
         _check_count("slots", self.slots, "experts", 2**31)
+        _check_count("k", self.k, "experts", 2**31)
+        _check_count("bits", self.bits, "bits", 8)
         _ = self.ram_bytes  # raises where it cannot be read
 
     @property

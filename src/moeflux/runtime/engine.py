@@ -24,6 +24,7 @@ from moeflux.runtime.batch import Batch, Segment, check_tokens
 from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
+from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_notes
 from moeflux.runtime.mflx import import_mflx
 from moeflux.runtime.plan import Plan
 from moeflux.runtime.planning import plan_engine
@@ -48,10 +49,12 @@ class Engine:
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self.config = config
-        spec = read_spec(read_config(config.model))
+        own = read_spec(read_config(config.model))
+        spec = fewer_experts(own, config.k)
         self._checkpoint = Checkpoint(config.model, spec.names)
         try:
             views = check_trunk(spec, self._checkpoint)
+            check_bits(config.bits, spec, self._checkpoint)
             self.plan = plan_engine(config, spec, measure(spec, self._checkpoint, views), self._checkpoint)
             ops = open_backend(config)
             trunk = load_trunk(spec, self._checkpoint, ops, views)
@@ -60,7 +63,8 @@ class Engine:
             self._checkpoint.close()
             raise
         self._model: Model | None = Model(spec, ops, trunk, experts, Ring(config.ring))
-        self.notes = (*skipped_note(self._checkpoint), *self.plan.warnings)
+        own_k = own.moe_layers()[0][1].router.k
+        self.notes = (*lossy_notes(config, own_k), *skipped_note(self._checkpoint), *self.plan.warnings)
         for note in self.notes:
             log.info("%s: %s", config.model, note)
 
@@ -206,7 +210,7 @@ def _open_experts(
         direct=plan.direct,
         n_readers=plan.n_readers,
     )
-    experts = Experts(spec, checkpoint, ops, options, config.hints)
+    experts = Experts(spec, checkpoint, ops, options, config.hints, config.bits)
     try:
         if plan.resident and ops.name != "numpy":  # numpy is slow enough for reads not to matter
             experts.load_all(progress)
