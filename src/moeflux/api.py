@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from moeflux.core.config import EngineConfig
+from moeflux.core.config import EngineConfig, Hints, Kv
 from moeflux.runtime import engine as runtime
 from moeflux.runtime.experts import Progress
 from moeflux.runtime.prefill import OnPrefill
@@ -61,6 +61,12 @@ def load(
     vram: int | str | None = None,
     context: int | None = None,
     isa: str = "auto",
+    kv: Kv = "bf16",
+    hints: Hints = "both",
+    policy: str = "lru",
+    reader: Literal["native", "python"] = "native",
+    slots: int | None = None,
+    ring: int = 0,
     k: int | None = None,
     bits: int | None = None,
     progress: Progress | None = None,
@@ -72,6 +78,12 @@ def load(
     Lossy, and only where asked for: `k`, fewer experts per token than the model's own; `bits`, experts requantised to so few
     whenever they are used, which is slow and there to measure what it costs (`moeflux eval`).
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
+    `kv`: keys and values are rounded to bf16 when they are computed; "f32" keeps them whole in twice the memory.
+
+    The others never change a result: `hints` (how later layers' experts are foreseen), `policy` (which expert makes room),
+    `reader`, `slots` (experts in memory at most, where that shall be fewer than the budget holds), `ring` (expert dispatches
+    in flight, where a backend runs layer by layer).
     """
     folder = demo_model() if path is None else Path(path)
-    return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, k=k, bits=bits), progress)
+    options = (hints, policy, reader, slots, ring)
+    return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, *options, kv=kv, k=k, bits=bits), progress)

@@ -56,6 +56,7 @@ def chat(
     ram: o.Ram = None,
     context: o.Context = None,
     isa: o.Isa = "auto",
+    slots: o.Slots = None,
 ) -> None:
     """Talk with a model; without one, with the one that comes with moeflux. /help says what else you can type."""
     wanted: dict[str, Any] = {
@@ -63,7 +64,7 @@ def chat(
         **o.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
                   presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed),
     }  # fmt: skip
-    with opened(model, backend, threads, ram, context, isa) as engine:
+    with opened(model, backend, threads, ram, context, isa, slots) as engine:
         talk = _Talk(engine, engine.chat(system=system, thinking=thinking), wanted, as_json)
         if sys.stdin.isatty():
             with contextlib.suppress(ImportError):

@@ -13,6 +13,7 @@ from moeflux.api import Engine
 from moeflux.cli import options as o
 from moeflux.cli.progress import PromptBar
 from moeflux.cli.talk import closing, dim, interrupts, opened, say
+from moeflux.cli.tracing import check_trace, tracing
 from moeflux.core.errors import OptionError
 from moeflux.session.chat import Answer
 from moeflux.session.events import Token
@@ -49,19 +50,22 @@ def generate(
     ram: o.Ram = None,
     context: o.Context = None,
     isa: o.Isa = "auto",
+    slots: o.Slots = None,
+    trace: o.Trace = None,
 ) -> None:
     """Continue a text. Without a model, with the one that comes with moeflux."""
     if logprobs is not None and not as_json:
         raise OptionError("shows in JSON only", where="option '--logprobs'", hint="add --json")
     if thinking is not None and not (chat or system):
         raise OptionError("needs the chat template", where="option '--thinking'", hint="add --chat")
+    check_trace(trace)
     folder, text = _model_and_prompt(model, prompt)
     wanted: dict[str, Any] = {
         "max_tokens": max_tokens, "stop": stop or (), "grammar": o.read_grammar(schema, regex, grammar),
         **o.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
                   presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed, logprobs=logprobs),
     }  # fmt: skip
-    with opened(folder, backend, threads, ram, context, isa) as engine:
+    with opened(folder, backend, threads, ram, context, isa, slots) as engine, tracing(engine, trace):
         bar = PromptBar()
         if prompt is model is None and text == DEMO_PROMPT and not as_json:
             print(text, end="", flush=True)  # nobody has seen it yet

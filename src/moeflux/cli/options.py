@@ -24,7 +24,12 @@ Backend = Annotated[str, _in(_ENGINE, help="auto, native or numpy.")]
 Isa = Annotated[str, _in(_ENGINE, help="auto, avx512_vnni, avx2 or generic.")]
 Ram = Annotated[str | None, _in(_ENGINE, help="Ceiling for the memory of the process, like 8GiB; default: what is free.")]
 Context = Annotated[int | None, _in(_ENGINE, min=1, help="Longest sequence, in tokens; default: 8192, or the model's own.")]
+Slots = Annotated[int | None, _in(_ENGINE, min=1, help="Experts in memory at most; default: as many as the budget holds.")]
 Threads = Annotated[int | None, _in(_ENGINE, min=1, help="Threads; all cores by default.")]
+
+Model = Annotated[Path, typer.Argument(help="Model folder.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Measurements; best and median are shown.")]
+Trace = Annotated[Path | None, typer.Option(help="Save which experts every token chose here, for `bench replay`.")]
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of text.")]
 System = Annotated[str | None, typer.Option(help="System prompt, through the chat template.")]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from moeflux.api import Engine, load
 from moeflux.cli.progress import byte_bar
@@ -18,12 +19,19 @@ from moeflux.session.events import Finish
 
 @contextmanager
 def opened(
-    model: Path | None, backend: str, threads: int | None, ram: str | None, context: int | None, isa: str
+    model: Path | None,
+    backend: str,
+    threads: int | None,
+    ram: str | None,
+    context: int | None,
+    isa: str,
+    slots: int | None,
 ) -> Iterator[Engine]:
     """The model, or the demo model where none was named, and the opening line."""
     folder = demo_model() if model is None else model
     with byte_bar("loading") as progress:
-        engine = load(folder, backend=backend, threads=threads, ram=ram, context=context, isa=isa, progress=progress)
+        options: dict[str, Any] = {"threads": threads, "ram": ram, "context": context, "isa": isa, "slots": slots}
+        engine = load(folder, backend=backend, **options, progress=progress)
     with engine:
         for note in engine.notes:
             say(note)

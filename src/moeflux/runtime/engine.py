@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from functools import cached_property
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,25 +15,29 @@ import numpy.typing as npt
 from moeflux.backends.ops import Ops
 from moeflux.backends.registry import open_backend
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import CancelledError, ClosedError, InputError
+from moeflux.core.errors import CancelledError, ClosedError, InputError, OptionError
 from moeflux.core.log import log
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
-from moeflux.models.spec import ModelSpec
+from moeflux.models.spec import DeltaNet, ModelSpec
 from moeflux.runtime.batch import Batch, Segment, check_tokens
 from moeflux.runtime.experts import Experts, Progress
+from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
 from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_notes
+from moeflux.runtime.mflx import import_mflx
 from moeflux.runtime.plan import Plan
 from moeflux.runtime.planning import plan_engine
 from moeflux.runtime.prefill import Cancel, OnPrefill, PrefillProgress
 from moeflux.runtime.ring import Ring
+from moeflux.runtime.saving import Identity, load_snapshot, save_snapshot
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.sizes import measure
 from moeflux.runtime.trace import Trace
 from moeflux.runtime.trunk import check_trunk, load_trunk
 from moeflux.store.stats import StoreStats
 from moeflux.store.store import StoreOptions
+from moeflux.store.trace import TraceRecorder
 
 F32 = npt.NDArray[np.float32]
 
@@ -74,12 +80,41 @@ class Engine:
 
     def sequence(self) -> Sequence:
         """A new, empty sequence."""
-        return Sequence(self.spec, self.model.ops)
+        return Sequence(self.spec, self.model.ops, self.config.kv)
+
+    @property
+    def cuttable(self) -> bool:
+        """Whether sequences can go back anywhere without a checkpoint."""
+        return not any(isinstance(layer.mixer, DeltaNet) for layer in self.spec.layers)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What the state of a sequence depends on besides its tokens."""
+        return Identity(self.spec.model_type, fingerprint(self._checkpoint), self.config.kv, self.model.ops.name)
+
+    def save(self, sequence: Sequence, path: Path, *, sampler: Any = None) -> int:
+        """Tokens and state into a file that appears whole or not at all; `sampler`: JSON to be given back. Bytes written."""
+        return save_snapshot(path, sequence.snapshot(), self.identity, sampler)
+
+    def load(self, path: Path) -> tuple[Sequence, Any]:
+        """A sequence from a file of this model, exactly as it was saved, and what was saved for its sampler."""
+        sequence = self.sequence()
+        snapshot, sampler = load_snapshot(path, sequence.states, self.identity, self.spec.vocab)
+        self.check_room(len(snapshot))
+        sequence.adopt(snapshot)
+        return sequence, sampler
+
+    def import_state(self, path: Path, tokens: Seq[int]) -> Sequence:
+        """A sequence from an MFLX state (version 1 or 2) of these tokens, as close as two programs compute alike."""
+        check_tokens(tokens, self.spec.vocab)
+        sequence = self.sequence()
+        sequence.adopt(import_mflx(path, tokens, self.spec, sequence.states))
+        return sequence
 
     def forward(self, *segments: Segment) -> list[F32 | None]:
         """Run a batch. Per segment: the logits that it wants."""
         for segment in segments:
-            _check_room(self.plan, len(segment.sequence) + len(segment.tokens))
+            self.check_room(len(segment.sequence) + len(segment.tokens))
         return forward(self.model, Batch(segments))
 
     def prefill(
@@ -94,7 +129,7 @@ class Engine:
         Where `cancel` says so between two chunks, raises CancelledError; the sequence then ends with the last whole chunk.
         """
         check_tokens(tokens, self.spec.vocab)
-        _check_room(self.plan, len(sequence) + len(tokens))
+        self.check_room(len(sequence) + len(tokens))
         start, read_before, logits = time.perf_counter(), self.stats().bytes_read, None
         for at in range(0, len(tokens), self.plan.chunk_tokens):
             if progress:
@@ -129,6 +164,24 @@ class Engine:
             assert rows is not None
             logits[start : start + len(chunk)] = rows
         return logits
+
+    def record_routing(self) -> TraceRecorder:
+        """From now on, which experts every token chooses. `save` it at the end; `moeflux bench replay` judges it."""
+        (n_experts, k), *others = {(moe.router.n_experts, moe.router.k) for _, moe in self.spec.moe_layers()}
+        if others:
+            raise OptionError("layers with different numbers of experts have no trace", where=str(self.config.model))
+        recorder = TraceRecorder(self.config.model.name, [layer for layer, _ in self.spec.moe_layers()], n_experts, k)
+        self.model.experts.record(recorder)
+        return recorder
+
+    def check_room(self, n_tokens: int) -> None:
+        """Whether a sequence may become so long."""
+        if n_tokens > self.plan.context:
+            raise InputError(
+                f"a sequence of {n_tokens} tokens, but the memory of this engine is planned for {self.plan.context}",
+                where="option 'context'",
+                hint=f"load the model with context={n_tokens} or more",
+            )
 
     def close(self) -> None:
         """Lets every file and weight go. Closing twice is fine."""
@@ -165,15 +218,6 @@ def _open_experts(
         experts.close()
         raise
     return experts
-
-
-def _check_room(plan: Plan, n_tokens: int) -> None:
-    if n_tokens > plan.context:
-        raise InputError(
-            f"a sequence of {n_tokens} tokens, but the memory of this engine is planned for {plan.context}",
-            where="option 'context'",
-            hint=f"load the model with context={n_tokens} or more",
-        )
 
 
 def skipped_note(checkpoint: Checkpoint) -> tuple[str, ...]:

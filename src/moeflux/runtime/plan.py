@@ -85,6 +85,7 @@ def make_plan(spec: ModelSpec, sizes: Sizes, resources: Resources, prompt: int =
     forecast = make_forecast(
         spec, sizes, resources.rates,
         n_slots=n_slots, resident=resident, chunk=chunk, context=resources.context, prompt=prompt,
+        kv=resources.kv,
     )  # fmt: skip
     return Plan(
         budget=resources.budget,
