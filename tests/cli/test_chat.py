@@ -30,7 +30,7 @@ class TestPiped:
         assert "\x1b" not in result.stderr
 
     def test_json(self, model):
-        result = moeflux("chat", model, "--json", "-n", 4, stdin="hello\nmore\n/quit\nnever\n")
+        result = moeflux("chat", model, "--json", "-n", 4, "--regex", "[a-z]{40}", stdin="hello\nmore\n/quit\nnever\n")
         first, second = map(json.loads, result.stdout.splitlines())
         assert second["usage"]["cached"] == first["usage"]["prompt"] + 3
         assert first["usage"]["completion"] == 4

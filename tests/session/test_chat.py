@@ -46,12 +46,15 @@ def test_the_second_turn_keeps_what_the_first_one_computed_and_changes_nothing(e
     assert second._ids == fresh
 
 
-def test_an_answer_that_is_written_in_another_way_starts_over(engine):
-    """Here the template trims what the model said, so the tokens so far are not the beginning of the next prompt."""
+def test_an_answer_that_is_written_in_another_way_is_run_again_from_the_question_on(engine):
+    """As where a template leaves old thoughts out: the state at the end of the question was kept."""
     chat = Chat(engine, engine.text)
-    told(chat, "hello")
+    first = told(chat, "hello")
     chat.messages[-1]["content"] = "something else"
-    assert told(chat, "more").finish.usage.cached == 0
+    second = told(chat, "more")
+    question = len(engine.text.tokenizer.encode("<|im_start|>user\nhello<|im_end|>\n"))
+    assert second.finish.usage.cached == question < first.finish.usage.prompt
+    assert second._ids == [token.id for token in engine.generate(second._prompt_ids, max_tokens=12)]
 
 
 def test_spelled_control_tokens_do_not_end_a_turn(engine):
@@ -125,6 +128,13 @@ def test_thinking(tmp_path):
         assert answer.reasoning
         assert answer.finish.usage.reasoning == answer._ids.index(close) + 1
         assert answer.message()["reasoning_content"] == answer.reasoning
+        chat = Chat(engine, engine.text)
+        first = told(chat, "hello", max_tokens=60, temperature=1.0, seed=0, logit_bias={close: 3.0})
+        assert first.reasoning
+        second = told(chat, "and then?")
+        assert "hm" not in engine.text.tokenizer.decode(second._prompt_ids)
+        assert first.reasoning not in engine.text.tokenizer.decode(second._prompt_ids)
+        assert 0 < second.finish.usage.cached < first.finish.usage.prompt
         plain = told(Chat(engine, engine.text, thinking=False), "hello")
         assert (plain.reasoning, plain.finish.usage.reasoning) == ("", 0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux import Grammar, InputError, Segment
+from moeflux import Grammar, InputError
 from moeflux.sampling.params import SamplingParams
 from moeflux.session.generate import Generation, Request
 from moeflux.session.model_text import ModelText
@@ -313,11 +313,3 @@ class TestPrefill:
         assert list(generation) == []
         assert (generation.finish.reason, generation.finish.usage.completion) == ("cancelled", 0)
         assert len(seen) == 1
-
-
-def test_a_sequence_that_holds_something_else_is_refused(engine):
-    sequence = engine.sequence()
-    engine.forward(Segment(sequence, [5, 6, 7]))
-    for ids in ([5, 6], [5, 6, 7], [5, 6, 8, 9]):
-        with pytest.raises(moeflux.StateError, match="beginning of this prompt"):
-            Generation(engine, engine.text, Request(ids, SamplingParams()), sequence)

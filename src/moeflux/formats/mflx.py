@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeflux.core.errors import ReadError, SnapshotError
-from moeflux.formats.safetensors import check_regular
+from moeflux.core.json_file import check_regular
 
 MAGIC = 0x4D464C58
 WORDS = ("layers", "attention interval", "kv heads", "head dim", "conv bytes", "delta bytes", "latent rank", "rotary dim")

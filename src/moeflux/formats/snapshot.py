@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moeflux.core.errors import ReadError, SnapshotError, WriteError
+from moeflux.core.json_file import check_regular, parse_json
 from moeflux.core.units import format_bytes
 from moeflux.formats.dtypes import STORAGE
-from moeflux.formats.safetensors import check_regular, parse_json
 
 MAGIC = b"moeflux\x1a"
 VERSION = 1

@@ -24,7 +24,7 @@ from moeflux.runtime.batch import Batch, Segment, check_tokens
 from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
-from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_notes
+from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_mark, lossy_notes
 from moeflux.runtime.mflx import import_mflx
 from moeflux.runtime.plan import Plan
 from moeflux.runtime.planning import plan_engine
@@ -90,7 +90,8 @@ class Engine:
     @cached_property
     def identity(self) -> Identity:
         """What the state of a sequence depends on besides its tokens."""
-        return Identity(self.spec.model_type, fingerprint(self._checkpoint), self.config.kv, self.model.ops.name)
+        weights = fingerprint(self._checkpoint) + lossy_mark(self.config)
+        return Identity(self.spec.model_type, weights, self.config.kv, self.model.ops.name)
 
     def save(self, sequence: Sequence, path: Path, *, sampler: Any = None) -> int:
         """Tokens and state into a file that appears whole or not at all; `sampler`: JSON to be given back. Bytes written."""

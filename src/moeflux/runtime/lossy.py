@@ -50,3 +50,9 @@ def lossy_notes(config: EngineConfig, own_k: int) -> Iterator[str]:
         yield f"lossy: {config.k} of the model's {own_k} experts per token"
     if config.bits is not None:
         yield f"lossy: experts requantised to {config.bits} bits"
+
+
+def lossy_mark(config: EngineConfig) -> str:
+    """Tells the states of such a model from those of the whole one."""
+    marks = (("k", config.k), ("bits", config.bits))
+    return "".join(f"-{name}{value}" for name, value in marks if value is not None)

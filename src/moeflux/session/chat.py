@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, and a sequence that holds as much of them as can be kept from turn to turn."""
+"""A conversation with a model: its messages, and a session that keeps as much of them as it can from turn to turn."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from moeflux.core.errors import FormatError, ReadError
+from moeflux.core.errors import FormatError, InputError, ReadError
 from moeflux.core.json_file import read_json
-from moeflux.runtime import sequence as runtime
 from moeflux.runtime.engine import Engine
 from moeflux.runtime.prefill import OnPrefill
+from moeflux.runtime.snapshot import common_length
 from moeflux.sampling.constraint import Grammar
 from moeflux.session.events import Finish, Token, text_of
 from moeflux.session.generate import Generation, Request
 from moeflux.session.model_text import ModelText
+from moeflux.session.session import Session
 from moeflux.text.chat import Prompt, Tools
 from moeflux.text.regions import Part, Text
 from moeflux.text.tools import CallEnd, ToolCall
 
+CHECKPOINTS = 2  # states that are kept where they cannot be cut: each costs what one sequence costs
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -93,7 +95,8 @@ class Chat:
         self._variables = {} if thinking is None else {"enable_thinking": thinking}
         self.system = system
         self.messages: list[dict[str, Any]] = []  # without the system prompt
-        self._sequence: runtime.Sequence | None = None
+        self._session = Session(engine, anchor_every=None)
+        self._session.sequence.limit_checkpoints(CHECKPOINTS)
         self._known: tuple[str, list[int]] = ("", [])  # text as rendered and written so far, and the tokens that it was
 
     def ask(
@@ -114,8 +117,9 @@ class Chat:
             ids = self._encode(prompt)
             splitter = self._format.splitter(prompt, self._tools)
             params = self._text.sampling(**sampling)
-            request = Request(ids, params, max_tokens, tuple(stop), grammar, splitter)
-            generation = Generation(self._engine, self._text, request, self._continued(ids), progress)
+            said = (self._said([*system, *self.messages], ids),)
+            request = Request(ids, params, max_tokens, tuple(stop), grammar, splitter, said)
+            generation = Generation(self._engine, self._text, request, self._session, progress)
         except BaseException:
             self.messages.pop()
             raise
@@ -124,12 +128,13 @@ class Chat:
     def reset(self) -> None:
         """Forgets everything but the system prompt."""
         self.messages.clear()
-        self._sequence, self._known = None, ("", [])
+        self._session.clear()
+        self._known = ("", [])
 
     @property
     def n_tokens(self) -> int:
-        """That the sequence holds."""
-        return len(self._sequence) if self._sequence else 0
+        """That the session holds."""
+        return len(self._session.sequence)
 
     def save(self, path: Path) -> None:
         """The conversation as JSON, whole or not at all."""
@@ -160,12 +165,13 @@ class Chat:
             return [*ids, *self._format.encode(Prompt(prompt.marked[len(text) :]))]
         return self._format.encode(prompt)
 
-    def _continued(self, ids: list[int]) -> runtime.Sequence:
-        """The sequence so far where it is the beginning of these tokens, else a new one."""
-        held = self._sequence
-        if held is None or not held.usable or len(held) >= len(ids) or held.tokens != ids[: len(held)]:
-            self._sequence = held = self._engine.sequence()
-        return held
+    def _said(self, messages: list[dict[str, Any]], ids: list[int]) -> int:
+        """Where the last message ends. Behind it, the next prompt may differ: templates leave old thoughts out."""
+        try:
+            prompt = self._format.prompt(messages, self._tools, add_generation_prompt=False, **self._variables)
+        except InputError:  # some templates refuse to end so
+            return len(ids)
+        return common_length(self._encode(prompt), ids)
 
     def _answered(self, answer: Answer, prompt: str, prompt_ids: list[int], ids: list[int]) -> None:
         message = answer.message()

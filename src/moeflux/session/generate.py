@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moeflux.core.errors import CancelledError, InputError, StateError
-from moeflux.runtime import sequence as runtime
+from moeflux.core.errors import CancelledError, InputError
 from moeflux.runtime.batch import check_tokens
 from moeflux.runtime.engine import Engine
 from moeflux.runtime.prefill import OnPrefill
@@ -18,6 +17,7 @@ from moeflux.sampling.params import SamplingParams
 from moeflux.sampling.sampler import Choice, Sampler
 from moeflux.session.events import Finish, Reason, Timings, Token, Usage
 from moeflux.session.model_text import ModelText
+from moeflux.session.session import Session
 from moeflux.store.stats import StoreStats
 from moeflux.text.regions import Part, Splitter
 from moeflux.text.stream import TextStream
@@ -33,6 +33,7 @@ class Request:
     stops: tuple[str, ...] = ()
     grammar: Grammar | None = None  # holds from the end of reasoning on
     splitter: Splitter | None = None  # None: everything is text
+    boundaries: tuple[int, ...] = ()  # positions of the prompt where a later one may go another way
 
 
 class Generation(Iterator[Token]):
@@ -46,15 +47,15 @@ class Generation(Iterator[Token]):
         engine: Engine,
         text: ModelText,
         request: Request,
-        sequence: runtime.Sequence | None = None,
+        session: Session | None = None,
         progress: OnPrefill | None = None,
     ) -> None:
-        """`sequence`: one that already holds the beginning of the prompt, and will hold all but the last token."""
-        self._sequence = engine.sequence() if sequence is None else sequence
-        _check(engine, request, self._sequence)
+        """`session`: what it already holds of the prompt is not run again; it will hold all but the last token."""
+        _check(engine, request)
+        self._session = Session(engine, anchor_every=None) if session is None else session
         self._engine, self._request, self._progress = engine, request, progress
         self._ends = text.ends
-        self._usage = Usage(len(request.ids), len(self._sequence), 0, 0, 0)
+        self._usage = Usage(len(request.ids), 0, 0, 0, 0)
         self._sampler = Sampler(request.sampling, text.n_ids, request.ids)
         self._stream = TextStream(text.tokenizer, request.stops, request.splitter) if text.has_tokenizer else None
         self._constraint = text.vocabulary.constrain(request.grammar) if request.grammar else None
@@ -74,7 +75,7 @@ class Generation(Iterator[Token]):
 
     def _run(self) -> Iterator[Token]:
         self._start, before = time.perf_counter(), self._engine.stats()
-        pending = list(self._request.ids[len(self._sequence) :])
+        pending = list(self._request.ids)
         reason: Reason | None = None
         if self._active:
             self._hide_markers()
@@ -101,12 +102,19 @@ class Generation(Iterator[Token]):
         self.finish = self._finished(reason, before)
 
     def _advance(self, pending: list[int]) -> F32:
-        first = not self._prefilled
-        progress = self._progress if first else None
-        logits = self._engine.prefill(self._sequence, pending, progress, lambda: self._cancelled)
-        if first:
-            self._prefilled = self._elapsed()
-        return logits
+        session = self._session
+        if self._prefilled:
+            return self._engine.prefill(session.sequence, pending, None, self._is_cancelled)
+        used = session.sync(
+            pending, boundaries=self._request.boundaries, cancelled=self._is_cancelled, progress=self._progress
+        )
+        assert session.logits is not None
+        self._usage = replace(self._usage, cached=min(used.read, self._usage.prompt))
+        self._prefilled = self._elapsed()
+        return session.logits
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled
 
     def _sample(self, logits: F32) -> Choice:
         return self._sampler.sample(logits, self._constraint.allowed() if self._constraint and self._active else None)
@@ -125,7 +133,8 @@ class Generation(Iterator[Token]):
         """Tokens that need no step; as many as there is room for."""
         if self._constraint is None or not self._active:
             return []
-        room = self._engine.plan.context - len(self._sequence) - n_pending
+        held = len(self._session.sequence) if self._prefilled else 0
+        room = self._engine.plan.context - held - n_pending
         tokens = self._constraint.forced()[: max(0, room)]
         self._sampler.note(tokens)
         return tokens
@@ -191,14 +200,11 @@ def generate(
     return Generation(engine, text, request, progress=progress)
 
 
-def _check(engine: Engine, request: Request, sequence: runtime.Sequence) -> None:
+def _check(engine: Engine, request: Request) -> None:
     n = request.max_tokens
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
         raise InputError(f"max_tokens is {n!r}, not a positive whole number")
     check_tokens(request.ids, engine.spec.vocab)
-    held = sequence.tokens
-    if len(held) >= len(request.ids) or held != list(request.ids[: len(held)]):
-        raise StateError("the sequence does not hold the beginning of this prompt", hint="start a new sequence")
     if len(request.ids) > engine.plan.context:
         raise InputError(
             f"a prompt of {len(request.ids)} tokens, but the memory of this engine is planned for {engine.plan.context}",

@@ -7,8 +7,8 @@ zero. With a store they are kept in it, under its one budget; without, as checkp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from moeflux.core.errors import BudgetError, CancelledError
 from moeflux.runtime.batch import Segment, check_tokens
 from moeflux.runtime.engine import Engine
+from moeflux.runtime.prefill import Cancel, OnPrefill
 from moeflux.runtime.snapshot import common_length
 from moeflux.session.prefixes import PrefixStore
 
@@ -45,7 +46,8 @@ class Session:
         tokens: Sequence[int],
         breakpoints: Iterable[int] = (),
         boundaries: Iterable[int] = (),
-        cancelled: Callable[[], bool] | None = None,
+        cancelled: Cancel | None = None,
+        progress: OnPrefill | None = None,
     ) -> Usage:
         """Bring the sequence to exactly these tokens; at least the last one is run, and its logits are in `logits`.
 
@@ -60,7 +62,7 @@ class Session:
         anchors = self._anchors(start, len(tokens), breakpoints, boundaries)
         kept = start
         for stop in sorted({*anchors, len(tokens)}):
-            self._run(tokens, stop, cancelled)
+            self._run(tokens, stop, cancelled, _shifted(progress, len(self.sequence) - start, len(tokens) - start))
             if stop in anchors and self.anchor():
                 kept = stop
         return Usage(start, kept - start, len(tokens) - start)
@@ -112,13 +114,17 @@ class Session:
             wanted |= set(range(-(-(start + 1) // self._every) * self._every, end + 1, self._every))
         return {position for position in wanted if start < position}
 
-    def _run(self, tokens: list[int], stop: int, cancelled: Callable[[], bool] | None) -> None:
-        chunk = self._engine.plan.chunk_tokens
-        for first in range(len(self.sequence), stop, chunk):
-            if cancelled is not None and cancelled():
-                raise CancelledError(f"cancelled after {first} of {len(tokens)} tokens")
-            last = min(stop, first + chunk)
-            (logits,) = self._engine.forward(
-                Segment(self.sequence, tokens[first:last], "last" if last == len(tokens) else "none")
-            )
-            self.logits = None if logits is None else logits[0]
+    def _run(self, tokens: list[int], stop: int, cancelled: Cancel | None, progress: OnPrefill | None) -> None:
+        todo = tokens[len(self.sequence) : stop]
+        try:
+            logits = self._engine.prefill(self.sequence, todo, progress, cancelled)
+        except CancelledError:
+            raise CancelledError(f"cancelled after {len(self.sequence)} of {len(tokens)} tokens") from None
+        self.logits = logits if stop == len(tokens) else None
+
+
+def _shifted(progress: OnPrefill | None, done: int, total: int) -> OnPrefill | None:
+    """For a part of the tokens that are to be run."""
+    if progress is None:
+        return None
+    return lambda now: progress(replace(now, done=done + now.done, total=total))
