@@ -88,6 +88,13 @@ class TestLossy:
         assert far[2] > far[3] > 0
         assert np.abs(scores[2][0] - reference).mean() < 0.2 * far[2]
 
+    def test_their_states_are_not_taken_for_the_whole_models(self):
+        identities = set()
+        for options in ({}, {"k": 1}, {"bits": 2}, {"bits": 3}, {"k": 1, "bits": 2}):
+            with moeflux.load(CHECKPOINT, **options) as engine:
+                identities.add(engine.identity)
+        assert len(identities) == 5
+
     REFUSED = ({"k": 2}, {"k": 0}, {"k": 1.0}, {"bits": 4}, {"bits": 7}, {"bits": 1}, {"bits": True})
 
     @pytest.mark.parametrize("options", REFUSED, ids=str)

@@ -20,8 +20,8 @@ from moeflux.session.evaluate import Score, evaluate
 
 
 def eval_text(
+    text: Annotated[Path, typer.Option(help="File with the text, in UTF-8.")],
     model: Annotated[Path | None, typer.Argument(help="Model folder; left out: the demo model.")] = None,
-    text: Annotated[Path, typer.Option(help="File with the text, in UTF-8.")] = ...,  # type: ignore[assignment]
     tokens: Annotated[int | None, typer.Option(min=1, help="Only so many tokens of it.")] = None,
     k: Annotated[int | None, typer.Option(min=1, help="Lossy: fewer experts per token than the model's own.")] = None,
     bits: Annotated[int | None, typer.Option(min=1, help="Lossy: experts requantised to so many bits. Slow.")] = None,
