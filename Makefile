@@ -7,8 +7,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint format sanitize sanitize-store clean
 
+# The demo model has 256 experts; only 40 % of them may be in memory, so that the others are really streamed.
 demo: $(VENV)/.package
-	$(BIN)/python examples/demo.py
+	$(BIN)/moeflux generate --slots 102 --max-tokens 220 --temperature 0.7 --seed 1
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto

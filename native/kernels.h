@@ -17,7 +17,7 @@ constexpr int kAttendBlock = 64;     // positions per step of the online softmax
 struct AttendSpan {
     const float* q;  // [T, heads, dim], rotated
     float* out;      // [T, heads, value_dim]
-    const uint8_t *keys, *values;  // first row of the state
+    const uint8_t *const *keys, *const *values;  // blocks of kStateBlock positions
     int64_t key_stride, value_stride;  // in elements, from position to position
     int64_t heads, groups, dim, value_dim;
     int64_t position;  // of the first token

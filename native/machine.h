@@ -37,12 +37,18 @@ struct AttentionShape {
     bool gated;
 };
 
-// One sequence's share of a batch and its state in this layer: rows [start, stop), position of the first row; keys and values,
-// latents (first), or convolution and delta (floats).
+// One sequence's share of a batch and its state in this layer: rows [start, stop), position of the first row; blocks of keys
+// and values or of latents (both the same), or convolution and delta.
 struct Span {
     int64_t start, stop, position;
-    uint8_t *first, *second;
-    Dtype dtype;
+    uint8_t *const *first = nullptr, *const *second = nullptr;
+    Dtype dtype = Dtype::f32;  // of what is in the blocks
+    float *conv = nullptr, *delta = nullptr;
+
+    // Row of a position in a table of blocks with so many bytes per row.
+    static uint8_t* row(uint8_t* const* blocks, int64_t at, int64_t bytes) {
+        return blocks[at / kStateBlock] + at % kStateBlock * bytes;
+    }
 };
 using Spans = std::span<const Span>;
 

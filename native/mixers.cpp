@@ -88,9 +88,9 @@ void Machine::attention(const float* q, const float* k, const float* v, const fl
     for (const auto& span : spans) {
         const int64_t element = span.dtype == Dtype::f32 ? 4 : 2;
         for (int64_t t = span.start; t < span.stop; ++t) {
-            const int64_t at = (span.position + t - span.start) * row * element;
-            append(key + t * row, row, span.dtype, span.first + at);
-            append(v + t * row, row, span.dtype, span.second + at);
+            const int64_t at = span.position + t - span.start;
+            append(key + t * row, row, span.dtype, Span::row(span.first, at, row * element));
+            append(v + t * row, row, span.dtype, Span::row(span.second, at, row * element));
         }
         attend({rotated + span.start * s.heads * s.dim, out + span.start * s.heads * s.dim, span.first, span.second, row, row,
                 s.heads, s.groups, s.dim, s.dim, span.position, 1.0f / std::sqrt(float(s.dim)), span.dtype},
@@ -121,9 +121,9 @@ void Machine::attend_one_token(const float* q, const float* k, const float* v, c
         float* one = key + t * row + g * s.dim;
         k_->rms_norm(k + t * row + g * s.dim, k_norm, eps, s.dim, one);
         rotate(rotation, table, t, one);
-        const int64_t at = (span.position * row + g * s.dim) * (span.dtype == Dtype::f32 ? 4 : 2);
-        append(one, s.dim, span.dtype, span.first + at);
-        append(v + t * row + g * s.dim, s.dim, span.dtype, span.second + at);
+        const int64_t element = span.dtype == Dtype::f32 ? 4 : 2, within = g * s.dim * element;
+        append(one, s.dim, span.dtype, Span::row(span.first, span.position, row * element) + within);
+        append(v + t * row + g * s.dim, s.dim, span.dtype, Span::row(span.second, span.position, row * element) + within);
         float* to = out + t * s.heads * s.dim;
         k_->attend({rotated + t * s.heads * s.dim, to, span.first, span.second, row, row, s.heads, s.groups, s.dim, s.dim,
                     span.position, 1.0f / std::sqrt(float(s.dim)), span.dtype},
@@ -153,7 +153,7 @@ void Machine::latent_attention(const float* q_latent, const float* q_rope, int64
             k_->rms_norm(kv + t * dim, norm, eps, rank, key);
             std::memcpy(key + rank, kv + t * dim + rank, size_t(rope) * 4);
             rotate(rotation, table, t, key + rank);
-            append(key, dim, span.dtype, span.first + (span.position + t - span.start) * dim * element);
+            append(key, dim, span.dtype, Span::row(span.first, span.position + t - span.start, dim * element));
         }
         attend({query + span.start * heads * dim, out + span.start * heads * rank, span.first, span.first, dim, dim, heads, 1, dim,
                 rank, span.position, scale, span.dtype},
@@ -175,13 +175,12 @@ void Machine::delta_net(const float* qkv, const float* z, const float* a, const 
     const int64_t value_width = s.heads * s.value_dim, per_key = ratio * s.value_dim;
     for (const auto& span : spans) {
         const int64_t n = span.stop - span.start;
-        auto *conv_state = reinterpret_cast<float*>(span.first), *delta_state = reinterpret_cast<float*>(span.second);
         const DeltaSpan one = {mixed + span.start * channels,
                                z + span.start * value_width,
                                decay + span.start * s.heads,
                                beta + span.start * s.heads,
                                norm,
-                               delta_state,
+                               span.delta,
                                out + span.start * value_width,
                                n,
                                channels,
@@ -193,7 +192,7 @@ void Machine::delta_net(const float* qkv, const float* z, const float* a, const 
                                eps};
         pool_.run(s.key_heads, [&](int64_t g, int worker) {
             const auto convolve = [&](int64_t first, int64_t count) {
-                k_->convolve(qkv + span.start * channels, n, channels, conv, s.width, conv_state, first, first + count,
+                k_->convolve(qkv + span.start * channels, n, channels, conv, s.width, span.conv, first, first + count,
                              mixed + span.start * channels);
             };
             convolve(g * s.key_dim, s.key_dim);

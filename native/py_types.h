@@ -22,7 +22,7 @@ using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
 using OutIds = nb::ndarray<int64_t, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Any = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using Addresses = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 inline void require(bool fits, const char* what) {
     if (!fits) throw std::invalid_argument(what);
@@ -131,8 +131,8 @@ struct PyLayer {
     }
 };
 
-// (start, stop, position, first, second) per sequence. `rows`: elements per position in both states, or in those of a delta
-// net, which does not grow, all of them.
+// (start, stop, position, first, second) per sequence. A state that grows is given as two arrays of block addresses and the
+// bytes of an element, that of a delta net as its two arrays. `first`, `second`: elements per position, or all of them.
 struct StateShape {
     int64_t first, second;
     bool grows;
@@ -142,18 +142,23 @@ inline void read_spans(nb::list list, int64_t tokens, StateShape shape, std::vec
     int64_t at = 0;
     for (nb::handle item : list) {
         nb::tuple t = nb::cast<nb::tuple>(item);
-        Any first = nb::cast<Any>(t[3]), second = nb::cast<Any>(t[4]);
-        const Span s = {nb::cast<int64_t>(t[0]),
-                        nb::cast<int64_t>(t[1]),
-                        nb::cast<int64_t>(t[2]),
-                        static_cast<uint8_t*>(first.data()),
-                        static_cast<uint8_t*>(second.data()),
-                        first.itemsize() == 4 ? Dtype::f32 : Dtype::bf16};
+        Span s = {nb::cast<int64_t>(t[0]), nb::cast<int64_t>(t[1]), nb::cast<int64_t>(t[2])};
         require(s.start == at && s.stop > at && s.position >= 0, "spans do not follow each other");
-        require(first.itemsize() == second.itemsize() && (first.itemsize() == 4 || (first.itemsize() == 2 && shape.grows)),
-                "state dtype");
-        const int64_t rows = shape.grows ? s.position + s.stop - s.start : 1;
-        require(int64_t(first.size()) >= rows * shape.first && int64_t(second.size()) >= rows * shape.second, "state is too short");
+        if (shape.grows) {
+            const Addresses first = nb::cast<Addresses>(t[3]), second = nb::cast<Addresses>(t[4]);
+            const int64_t element = nb::cast<int64_t>(t[5]), rows = s.position + s.stop - s.start;
+            require(element == 4 || element == 2, "state dtype");
+            require(int64_t(std::min(first.size(), second.size())) * kStateBlock >= rows, "state is too short");
+            s.first = reinterpret_cast<uint8_t* const*>(first.data());
+            s.second = reinterpret_cast<uint8_t* const*>(second.data());
+            s.dtype = element == 4 ? Dtype::f32 : Dtype::bf16;
+        } else {
+            Out conv = nb::cast<Out>(t[3], false), delta = nb::cast<Out>(t[4], false);
+            require_size(conv, shape.first, "conv");
+            require_size(delta, shape.second, "delta");
+            s.conv = conv.data();
+            s.delta = delta.data();
+        }
         at = s.stop;
         spans.push_back(s);
     }

@@ -7,6 +7,8 @@
 namespace moeflux {
 
 enum class Dtype : int { f32, bf16, f16 };
+constexpr int64_t kStateBlock = 256;  // positions in a block of a state, as in moeflux/backends/state.py
+
 enum class Codec : int { plain, affine, fp8 };
 
 // A weight [rows, cols], row-major, coded.

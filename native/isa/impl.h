@@ -293,15 +293,21 @@ MF_INLINE void prefetch(const uint8_t* p, int64_t n) {
 void attend(const AttendSpan& s, int64_t first_head, int64_t last_head, int64_t first, int64_t last, float* work) {
     const int64_t heads = last_head - first_head, lanes = (last - first) * heads;
     const int64_t group = first_head / (s.heads / s.groups), element = s.dtype == Dtype::f32 ? 4 : 2;
-    const uint8_t* keys = s.keys + group * s.dim * element;
-    const uint8_t* values = s.values + group * s.value_dim * element;
+    const int64_t key_bytes = s.key_stride * element, value_bytes = s.value_stride * element;
+    const auto key_at = [&](int64_t at) {
+        return s.keys[at / kStateBlock] + at % kStateBlock * key_bytes + group * s.dim * element;
+    };
     float *share = work, *top = share + kAttendBlock, *sum = top + lanes, *acc = sum + lanes;
     for (int64_t i = 0; i < lanes; ++i) {
         top[i] = -INFINITY;
         sum[i] = 0;
     }
     memset(acc, 0, size_t(lanes * s.value_dim) * 4);
+    static_assert(kStateBlock % kAttendBlock == 0);  // so a step never leaves a block
     for (int64_t begin = 0; begin < s.position + last; begin += kAttendBlock) {
+        const uint8_t* keys = key_at(begin);
+        const uint8_t* values =
+            s.values[begin / kStateBlock] + begin % kStateBlock * value_bytes + group * s.value_dim * element;
         for (int64_t lane = 0; lane < lanes; ++lane) {
             const int64_t t = first + lane / heads, h = first_head + lane % heads;
             const int64_t n = lower(kAttendBlock, s.position + t + 1 - begin);
@@ -311,10 +317,10 @@ void attend(const AttendSpan& s, int64_t first_head, int64_t last_head, int64_t 
             for (int64_t j = 0; j < n; ++j) {
                 if (lane == 0) {  // the others find what the first one brought in
                     const int64_t ahead = lower(begin + j + 8, s.position + last - 1);
-                    prefetch(keys + ahead * s.key_stride * element, s.dim * element);
-                    prefetch(values + (begin + j) * s.value_stride * element, s.value_dim * element);
+                    prefetch(key_at(ahead), s.dim * element);
+                    prefetch(values + j * value_bytes, s.value_dim * element);
                 }
-                share[j] = dot_kv(q, keys + (begin + j) * s.key_stride * element, s.dtype, s.dim) * s.scale;
+                share[j] = dot_kv(q, keys + j * key_bytes, s.dtype, s.dim) * s.scale;
                 high = share[j] > high ? share[j] : high;
             }
             const float before = top[lane], now = high > before ? high : before;
@@ -327,8 +333,8 @@ void attend(const AttendSpan& s, int64_t first_head, int64_t last_head, int64_t 
             float* a = acc + lane * s.value_dim;
             each(s.value_dim, a, [&](int64_t i, int m) {
                 V v = vmul(vload_n(a + i, m), vset(keep));
-                const uint8_t* p = values + begin * s.value_stride * element;
-                for (int64_t j = 0; j < n; ++j, p += s.value_stride * element)
+                const uint8_t* p = values;
+                for (int64_t j = 0; j < n; ++j, p += value_bytes)
                     v = vfma(vset(share[j]), load_kv(p, s.dtype, i, m), v);
                 return v;
             });

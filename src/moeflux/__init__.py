@@ -3,6 +3,7 @@
 from moeflux.api import Engine, load
 from moeflux.core.errors import (
     BudgetError,
+    CancelledError,
     ClosedError,
     ConfigError,
     FormatError,
@@ -17,16 +18,20 @@ from moeflux.core.errors import (
 )
 from moeflux.runtime.batch import Segment
 from moeflux.runtime.trace import Trace
-from moeflux.session.generate import Token
+from moeflux.sampling.constraint import Grammar
+from moeflux.session.events import Finish, Token
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",
+    "CancelledError",
     "ClosedError",
     "ConfigError",
     "Engine",
+    "Finish",
     "FormatError",
+    "Grammar",
     "InputError",
     "MissingTensorError",
     "MoefluxError",

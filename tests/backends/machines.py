@@ -10,7 +10,7 @@ import moeflux
 from moeflux.backends.native.ops import NativeOps
 
 
-def on_machine(folder: Path, ops: NativeOps) -> moeflux.Engine:
+def on_machine(folder: Path, ops: NativeOps, kv: str = "bf16") -> moeflux.Engine:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moeflux.runtime.engine.open_backend", lambda _: ops)
-        return moeflux.load(folder)
+        return moeflux.load(folder, kv=kv)

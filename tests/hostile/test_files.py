@@ -29,7 +29,7 @@ from hostile.broken import (
     write_tensors,
 )
 from moeflux import FormatError, MissingTensorError, MoefluxError, ReadError
-from moeflux.formats.checkpoint import MAX_JSON_BYTES
+from moeflux.core.json_file import MAX_JSON_BYTES
 from moeflux.formats.safetensors import MAX_HEADER_BYTES
 from moeflux.runtime.inspect import inspect_model
 

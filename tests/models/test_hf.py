@@ -22,7 +22,7 @@ def case(family, name, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / f"{family}-{name}"
     if not (folder / "config.json").exists():
         save(ref.model, folder)
-    with moeflux.load(folder, backend="numpy") as engine:
+    with moeflux.load(folder, backend="numpy", kv="f32") as engine:
         yield ref, engine
 
 

@@ -28,7 +28,7 @@ MLX_F32 = [
 
 
 def score(folder, ids):
-    with moeflux.load(folder, backend="numpy") as engine:
+    with moeflux.load(folder, backend="numpy", kv="f32") as engine:
         return engine.score(ids)
 
 
@@ -53,7 +53,7 @@ def test_fused_and_separate_experts_are_identical(family, tmp_path):
     ref = reference(family, name)
     separate = save(ref.model, tmp_path / "separate")
     fused = rewrite.rewrite(separate, tmp_path / "fused", rewrite.fuse_experts)
-    with moeflux.load(fused, backend="numpy") as engine:
+    with moeflux.load(fused, backend="numpy", kv="f32") as engine:
         layer = engine.spec.moe_layers()[0][0]
         assert len(engine._checkpoint.experts(layer).extents(0)) == 2
         logits = engine.score(ref.ids)
@@ -114,7 +114,7 @@ def test_vision_wrapper(tmp_path):
     randomize(model)
     folder = save(model.eval(), tmp_path / "vl")
     ids = reference("qwen3_5_moe_text", "plain").ids
-    with moeflux.load(folder) as engine:
+    with moeflux.load(folder, kv="f32") as engine:
         assert engine.spec.model_type == "qwen3_5_moe"
         (note,) = engine.notes
         assert "vision tensors" in note
@@ -127,7 +127,7 @@ def test_mtp_tensors_are_skipped(tmp_path):
     save_file(
         {"mtp.norm.weight": torch.ones(64), "mtp.layers.0.mlp.gate.weight": torch.ones(8, 64)}, folder / "mtp.safetensors"
     )
-    with moeflux.load(folder) as engine:
+    with moeflux.load(folder, kv="f32") as engine:
         assert engine.notes == ("skipped 2 MTP tensors: not part of the text model",)
         assert np.abs(engine.score(ref.ids) - ref.logits).max() <= 5e-4
 
@@ -140,7 +140,7 @@ def test_deepseek_mtp_layer_is_skipped(tmp_path):
         "model.layers.3.mlp.experts.0.gate_proj.weight": torch.ones(16, 48),
     }
     save_file(extra, folder / "mtp.safetensors")
-    with moeflux.load(folder) as engine:
+    with moeflux.load(folder, kv="f32") as engine:
         assert engine.notes == ("skipped 2 MTP tensors: not part of the text model",)
 
 
@@ -170,6 +170,6 @@ def test_greedy_text_equals_hf(tmp_path):
         out = ref.model.generate(
             torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
         )
-    with moeflux.load(folder) as engine:
+    with moeflux.load(folder, kv="f32") as engine:
         ours = [token.id for token in engine.generate(prompt, max_tokens=24)]
     assert ours == out[0, len(prompt) :].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -59,6 +60,20 @@ def test_any_cut_in_any_company_equals_one_chunk(name, backend, cuts):
         batch = [Segment(sequences[i], ids[span], "all") for i, span in zip(going, spans, strict=True)]
         for span, logits in zip(spans, engine.forward(*batch), strict=True):
             np.testing.assert_array_equal(logits, whole[span])
+
+
+@pytest.mark.parametrize("kv", ["bf16", "f32"])
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("name", FAMILIES)
+def test_across_blocks_of_state(name, isa, kv):
+    """Past the edge of a block, in chunks that end before, on and behind it, with keys and values rounded or not."""
+    engine = on_machine(DATA / "mlx" / name, NativeOps(2, isa, poison=True), kv=kv)
+    ids = np.random.default_rng(2).integers(0, 512, 300).tolist()
+    whole = engine.score(ids)
+    for edges in ([0, 255, 256, 257, 258, 300], [0, 120, 256, 300]):
+        sequence = engine.sequence()
+        rows = [engine.forward(Segment(sequence, ids[a:b], "all"))[0] for a, b in pairwise(edges)]
+        np.testing.assert_array_equal(np.concatenate(rows), whole)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -34,6 +34,7 @@ REFUSED = [
     {"threads": 0},
     {"threads": True},
     {"isa": "mmx"},
+    {"kv": "int4"},
 ]
 
 
@@ -179,4 +180,4 @@ def test_sequences_count_their_bytes(engine):
     sequence = engine.sequence()
     assert sequence.nbytes == 0
     engine.forward(Segment(sequence, list(range(300))))
-    assert sequence.nbytes == 4 * 2 * 512 * 2 * 32 * 4  # layers, keys and values, two blocks, heads, head size, f32
+    assert sequence.nbytes == 4 * 2 * 512 * 2 * 32 * 2  # layers, keys and values, two blocks, heads, head size, bf16

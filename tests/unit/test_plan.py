@@ -83,7 +83,8 @@ def test_what_the_numbers_are():
     p = plan("qwen3-30b-a3b", budget=8 * 2**30)
     assert (p.n_experts, p.working_set, p.working_set_bytes) == (6144, 384, 384 * 2_654_208)
     assert p.slot_bytes == 2_654_208 + 3 * 4096  # the codes of gate, up and down lie in pages of their own
-    assert p.memory.state == (8192 * 48 * 2 + 8192) * 4 * 128 * 4
+    assert p.memory.state == 8192 * 48 * 2 * 4 * 128 * 2  # bf16
+    assert plan("qwen3-30b-a3b", budget=8 * 2**30, kv="f32").memory.state == 2 * p.memory.state
     uniform = p.forecast.uniform
     assert uniform.hit_rate == p.n_slots / 6144
     assert uniform.drive_bytes == pytest.approx(p.working_set_bytes * (1 - uniform.hit_rate), abs=1)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeflux.backends.rope import mla_scale
-from moeflux.backends.state import Array, DeltaState, KvState, LatentState, LayerState
-from moeflux.core.config import Hints
+from moeflux.backends.state import Array, DeltaState, KvState, LatentState, LayerState, Rows, Storage
+from moeflux.core.config import Hints, Kv
 from moeflux.formats.quant import Matrix
 from moeflux.models.spec import Attention, DeltaNet, Layer, Mixer, Mla, Moe, Rope, Router
 
@@ -61,6 +61,10 @@ class Ops(ABC):
 
     @abstractmethod
     def zeros(self, shape: tuple[int, ...]) -> Array: ...
+
+    @abstractmethod
+    def storage(self, kv: Kv) -> Storage:
+        """How the rows of a state are kept."""
 
     @abstractmethod
     def load_vector(self, values: Array) -> Handle:
@@ -215,15 +219,16 @@ class Ops(ABC):
 
     # Blocks.
 
-    def new_state(self, spec: Mixer) -> LayerState:
+    def new_state(self, spec: Mixer, kv: Kv) -> LayerState:
+        storage = self.storage(kv)
         match spec:
-            case Attention():
-                return KvState(self.zeros, spec.n_kv_heads, spec.head_dim)
+            case Attention(n_kv_heads=heads, head_dim=dim):
+                return KvState(Rows(storage, heads, dim), Rows(storage, heads, dim))
             case Mla():
-                return LatentState(self.zeros, spec.latent_dim)
+                return LatentState(Rows(storage, spec.latent_dim))
             case DeltaNet():
-                heads = (spec.n_value_heads, spec.key_dim, spec.value_dim)
-                return DeltaState(self.zeros, spec.conv_width - 1, spec.channels, heads)
+                delta = self.zeros((spec.n_value_heads, spec.key_dim, spec.value_dim))
+                return DeltaState(self.zeros((spec.conv_width - 1, spec.channels)), delta)
 
     def mix(self, x: Array, w: Weights, spec: Mixer, spans: Sequence[Span], eps: float) -> Array:
         match spec:

@@ -1,83 +1,207 @@
 """What one layer of one sequence carries from token to token. Blocks read and write it; the sequence owns it.
 
-Each tensor has one owner and no mirror. Arrays come from the backend and are opaque here, but for slicing and assignment.
+Rows by position live in blocks that sequences and snapshots share by reference. A row is written once and never changes
+after that: whoever wants other rows behind a shared beginning gets a block of its own. So sharing costs nothing, cutting
+is exact, and nothing has to be counted. Arrays come from the backend and are opaque here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from math import prod
+from typing import Any, Protocol
 
 Array = Any
-Allocate = Callable[[tuple[int, ...]], Array]  # a float32 array of zeros
 
-BLOCK = 256  # positions by which position-indexed states grow
+BLOCK = 256  # positions in a block, as in native/types.h
+
+
+class Storage(Protocol):
+    """How rows are kept: as float32, or as bf16 rounded to nearest even when they are written."""
+
+    @property
+    def dtype(self) -> str:
+        """Of an element, as files name it."""
+
+    @property
+    def element_bytes(self) -> int: ...
+
+    def allocate(self, shape: tuple[int, ...]) -> Array:
+        """Memory for rows; what is in it does not matter."""
+
+    def encode(self, rows: Array) -> Array: ...
+
+    def decode(self, parts: list[Array]) -> Array:
+        """Kept rows, one after the other, as one float32 array of its own."""
+
+    def address(self, block: Array) -> int:
+        """Where native code finds it."""
+
+    def table(self, addresses: list[int]) -> Array: ...
+
+
+class Block:
+    """Rows of BLOCK positions, the first `written` of which are final."""
+
+    __slots__ = ("address", "data", "written")
+
+    def __init__(self, storage: Storage, row_shape: tuple[int, ...]) -> None:
+        self.data = storage.allocate((BLOCK, *row_shape))
+        self.address = storage.address(self.data)
+        self.written = 0
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
 
 
 class Rows:
     """A growing table with one row per position."""
 
-    def __init__(self, allocate: Allocate, *row_shape: int) -> None:
-        self._allocate = allocate
-        self._row_shape = row_shape
-        self._data = allocate((0, *row_shape))
+    def __init__(self, storage: Storage, *row_shape: int) -> None:
+        self.storage = storage
+        self.row_shape = row_shape
+        self._blocks: list[Block] = []
         self._length = 0
+        self._table: Array | None = None
+
+    def __len__(self) -> int:
+        return self._length
 
     def append(self, rows: Array) -> None:
-        self.extend(len(rows))[self._length - len(rows) : self._length] = rows
+        self.append_kept(self.storage.encode(rows))
 
-    def extend(self, n: int) -> Array:
-        """Make room for n more rows, which count as filled; returns the whole table for them to be written into."""
+    def append_kept(self, rows: Array) -> None:
+        """Rows that are already as this table keeps them."""
+        at, start = self._length, 0
+        self.extend(len(rows))
+        while start < len(rows):
+            offset = at % BLOCK
+            n = min(BLOCK - offset, len(rows) - start)
+            self._blocks[at // BLOCK].data[offset : offset + n] = rows[start : start + n]
+            at, start = at + n, start + n
+
+    def extend(self, n: int) -> None:
+        """Make room for n more rows, which count as written from now on."""
         end = self._length + n
-        if end > len(self._data):
-            grown = self._allocate((-(-end // BLOCK) * BLOCK, *self._row_shape))
-            grown[: self._length] = self._data[: self._length]
-            self._data = grown
+        offset = self._length % BLOCK
+        if offset and n:
+            self._own_last(offset)
+            self._blocks[-1].written = min(BLOCK, offset + n)
+        while len(self._blocks) * BLOCK < end:
+            block = Block(self.storage, self.row_shape)
+            block.written = min(BLOCK, end - len(self._blocks) * BLOCK)
+            self._blocks.append(block)
+            self._table = None
         self._length = end
-        return self._data
+
+    def _own_last(self, offset: int) -> None:
+        """Rows from `offset` on may be written: nobody wrote them yet, or into a copy of what stands before them."""
+        last = self._blocks[-1]
+        if last.written == offset:
+            return
+        block = Block(self.storage, self.row_shape)
+        block.data[:offset] = last.data[:offset]
+        self._blocks[-1] = block
+        self._table = None
+
+    def cut(self, length: int) -> None:
+        """Forget all rows from `length` on."""
+        del self._blocks[-(-length // BLOCK) :]
+        self._length = length
+        self._table = None
+
+    def share(self, length: int | None = None) -> Rows:
+        """The first rows, all by default, as a table of its own on the same blocks."""
+        other = Rows(self.storage, *self.row_shape)
+        other._length = self._length if length is None else length
+        other._blocks = self._blocks[: -(-other._length // BLOCK)]
+        return other
+
+    def parts(self) -> list[Array]:
+        """The rows as they are kept, block by block."""
+        return [block.data[: self._length - i * BLOCK] for i, block in enumerate(self._blocks)]
 
     @property
     def filled(self) -> Array:
-        return self._data[: self._length]
+        """All rows as float32."""
+        return self.storage.decode(self.parts() or [self.storage.allocate((0, *self.row_shape))])
+
+    @property
+    def table(self) -> Array:
+        """Addresses of the blocks, for native code."""
+        if self._table is None:
+            self._table = self.storage.table([block.address for block in self._blocks])
+        return self._table
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self._blocks
+
+    @property
+    def row_bytes(self) -> int:
+        return self.storage.element_bytes * prod(self.row_shape)
 
     @property
     def nbytes(self) -> int:
-        return int(self._data.nbytes)
+        return sum(block.nbytes for block in self._blocks)
 
 
-class KvState:
+class LayerState:
+    """Rows by position, which can be cut anywhere, and arrays that only go forward."""
+
+    rows: Mapping[str, Rows]
+    arrays: Mapping[str, Array]
+
+    @property
+    def cuttable(self) -> bool:
+        return not self.arrays
+
+    def fork(self) -> LayerState:
+        """A state that goes on from here by itself: rows are shared, arrays copied."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self.rows.values()) + self.array_bytes
+
+    @property
+    def array_bytes(self) -> int:
+        return sum(int(array.nbytes) for array in self.arrays.values())
+
+
+class KvState(LayerState):
     """Keys and values of grouped-query attention, after norm and rotation."""
 
-    def __init__(self, allocate: Allocate, n_kv_heads: int, head_dim: int) -> None:
-        self.keys = Rows(allocate, n_kv_heads, head_dim)
-        self.values = Rows(allocate, n_kv_heads, head_dim)
+    def __init__(self, keys: Rows, values: Rows) -> None:
+        self.keys, self.values = keys, values
+        self.rows = {"keys": keys, "values": values}
+        self.arrays = {}
 
-    @property
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+    def fork(self) -> KvState:
+        return KvState(self.keys.share(), self.values.share())
 
 
-class LatentState:
+class LatentState(LayerState):
     """Latent attention: the normed latent and, behind it, the rotated key that all heads share."""
 
-    def __init__(self, allocate: Allocate, latent_dim: int) -> None:
-        self.latents = Rows(allocate, latent_dim)
+    def __init__(self, latents: Rows) -> None:
+        self.latents = latents
+        self.rows = {"latents": latents}
+        self.arrays = {}
 
-    @property
-    def nbytes(self) -> int:
-        return self.latents.nbytes
+    def fork(self) -> LatentState:
+        return LatentState(self.latents.share())
 
 
-class DeltaState:
+class DeltaState(LayerState):
     """Gated delta net: the last inputs of the convolution and the recurrent matrix of each value head."""
 
-    def __init__(self, allocate: Allocate, conv_rows: int, channels: int, heads: tuple[int, int, int]) -> None:
-        self.conv = allocate((conv_rows, channels))  # [width - 1, C], oldest first, before the convolution
-        self.delta = allocate(heads)  # [value heads, key dim, value dim]
+    def __init__(self, conv: Array, delta: Array) -> None:
+        self.conv = conv  # [width - 1, C], oldest first, before the convolution
+        self.delta = delta  # [value heads, key dim, value dim]
+        self.rows = {}
+        self.arrays = {"conv": conv, "delta": delta}
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.conv.nbytes + self.delta.nbytes)
-
-
-LayerState = KvState | LatentState | DeltaState
+    def fork(self) -> DeltaState:
+        return DeltaState(self.conv.copy(), self.delta.copy())

@@ -46,7 +46,7 @@ def _print(report: Report) -> None:
         ("one expert", format_bytes(sizes.expert), sizes.expert_codec),
         ("all experts", format_bytes(sizes.experts), ""),
         ("streamed per token", format_bytes(sizes.streamed_per_token), "at the model's K, with nothing cached"),
-        ("state per token", format_bytes(sizes.state_per_token), "in bf16; both backends keep f32, twice that"),
+        ("state per token", format_bytes(sizes.state_per_token), "in bf16; twice that with kv=f32"),
         ("state per sequence", format_bytes(sizes.state_per_sequence), "f32, whatever the length"),
     ]
     table = Table(show_header=False, box=None, pad_edge=False)

@@ -11,6 +11,9 @@ import typer
 import moeflux
 from moeflux.backends.native.ops import available_isas
 from moeflux.cli import bench
+from moeflux.cli.chat import chat
+from moeflux.cli.doctor import doctor
+from moeflux.cli.evaluate import eval_text
 from moeflux.cli.generate import generate
 from moeflux.cli.inspect import inspect
 from moeflux.cli.plan import plan
@@ -27,6 +30,9 @@ app = typer.Typer(
 app.command()(inspect)
 app.command()(plan)
 app.command()(generate)
+app.command()(chat)
+app.command("eval")(eval_text)
+app.command()(doctor)
 app.command()(synth)
 app.add_typer(bench.app, name="bench")
 

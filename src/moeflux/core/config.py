@@ -12,10 +12,12 @@ from moeflux.core.units import parse_bytes
 
 BACKENDS = ("native", "numpy")
 ISAS = ("auto", "avx512_vnni", "avx2", "generic")
+Kv = Literal["bf16", "f32"]  # how keys, values and latents are kept
 Hints = Literal["none", "previous", "lookahead", "both"]  # how experts that later layers will want are foreseen
 CHOICES = {
     "backend": ("auto", *BACKENDS),
     "isa": ISAS,
+    "kv": get_args(Kv),
     "hints": get_args(Hints),
     "policy": ("lru", "lfru"),
     "reader": ("native", "python"),
@@ -48,6 +50,9 @@ class EngineConfig:
     reader: Literal["native", "python"] = "native"
     slots: int | None = None  # experts in memory at most; None: as many as the budget holds
     ring: int = 0  # deferred expert dispatches in flight, where a backend runs layer by layer
+    kv: Kv = "bf16"
+    k: int | None = None  # lossy: experts per token, fewer than the model's own
+    bits: int | None = None  # lossy: experts requantised to so many bits whenever they are used; slow, for measuring only
 
     def __post_init__(self) -> None:
         for name, reason in _NOT_YET.items():
@@ -66,6 +71,8 @@ class EngineConfig:
         _check_count("threads", self.threads, "threads", 1024)
         _check_count("context", self.context, "tokens", 2**31)
         _check_count("slots", self.slots, "experts", 2**31)
+        _check_count("k", self.k, "experts", 2**31)
+        _check_count("bits", self.bits, "bits", 8)
         _ = self.ram_bytes  # raises where it cannot be read
 
     @property

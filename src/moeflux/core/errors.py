@@ -41,6 +41,14 @@ class NumericError(MoefluxError):
     """A value that must be finite is not."""
 
 
+class WriteError(MoefluxError):
+    """The operating system could not take bytes that were to be kept."""
+
+
+class SnapshotError(FormatError):
+    """A snapshot is damaged, of another model, or of a version that this program does not read."""
+
+
 class BudgetError(MoefluxError):
     """The memory budget is below what the model needs."""
 
@@ -55,6 +63,23 @@ class OptionError(MoefluxError):
 
 class StateError(MoefluxError):
     """A sequence was used in a way that its state does not allow."""
+
+
+class CutError(StateError):
+    """A state cannot be cut there. `restorable`: the nearest positions below and above where it can be had."""
+
+    def __init__(self, position: int, restorable: tuple[int, ...], length: int) -> None:
+        self.position = position
+        self.restorable = restorable
+        near = " and ".join(map(str, restorable))
+        super().__init__(
+            f"this model's state of {length} tokens cannot be cut at {position}, only restored; the nearest: {near}",
+            hint="make a checkpoint where you want to return to, or use restore_nearest",
+        )
+
+
+class CancelledError(MoefluxError):
+    """Work was stopped because its caller asked for it. Nothing is broken."""
 
 
 class RingFullError(StateError):

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 
 from moeflux.core.errors import FormatError, MissingTensorError, ReadError
+from moeflux.core.json_file import read_json
 from moeflux.core.names import TensorNames
 from moeflux.formats.dtypes import FLOATS, STORAGE
 from moeflux.formats.experts import ExpertTable, find_experts
 from moeflux.formats.files import Bytes, Extent, FileSet
 from moeflux.formats.quant import Affine, BlockFp8, Codec, Matrix, Plain, Shape
 from moeflux.formats.quant_rules import QuantRules, read_quant_rules
-from moeflux.formats.safetensors import TensorEntry, check_regular, parse_json, read_header
+from moeflux.formats.safetensors import TensorEntry, read_header
 from moeflux.formats.tensors import TensorView
 
 INDEX = "model.safetensors.index.json"
-MAX_JSON_BYTES = 64 * 2**20
 MAX_NAME_BYTES = 255
 
 Place = Callable[[int], Bytes]  # memory for a number of bytes
@@ -46,16 +46,6 @@ def read_config(path: Path) -> dict[str, Any]:
 def has_weights(path: Path) -> bool:
     """Whether there is more to open than a config.json."""
     return os.path.isdir(path) and (os.path.lexists(path / INDEX) or any(path.glob("*.safetensors")))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        check_regular(path)
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise FormatError(f"larger than {MAX_JSON_BYTES} bytes", where=str(path))
-        return parse_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ReadError(error.strerror or str(error), where=str(path)) from error
 
 
 def _anywhere(n_bytes: int) -> Bytes:

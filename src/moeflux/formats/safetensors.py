@@ -6,9 +6,7 @@ tensor) are what this project streams, and because every refusal must name file 
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -17,13 +15,13 @@ from reprlib import repr as shown
 from typing import Any, TypeGuard
 
 from moeflux.core.errors import FormatError, ReadError
+from moeflux.core.json_file import check_regular, parse_json
 from moeflux.formats.dtypes import STORAGE
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 MAX_DIMENSION = 2**40
 MAX_RANK = 8
 MAX_OFFSET = 2**63 - 1
-MAX_NESTING = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,51 +50,6 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     entries = {name: _entry(name, fields, start, path) for name, fields in header.items()}
     _check_extents(entries, start, size, path)
     return entries
-
-
-def check_regular(path: Path) -> None:
-    """A pipe would be waited for and a device read for ever. Links to files are fine: the hub's cache is made of them."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise FormatError("is not a regular file", where=str(path))
-
-
-def parse_json(text: bytes, where: str) -> dict[str, Any]:
-    """A JSON object from a file that is not trusted: UTF-8, no duplicate keys, no deep nesting, no other top level."""
-    try:
-        value = json.loads(text.decode(), object_pairs_hook=_unique)
-    except RecursionError:
-        raise FormatError("JSON nested too deeply", where=where) from None
-    except ValueError as error:
-        raise FormatError(f"not valid JSON: {error}", where=where) from None
-    if not isinstance(value, dict):
-        raise FormatError(f"expected a JSON object, found {type(value).__name__}", where=where)
-    if _nested_beyond(value, MAX_NESTING):
-        raise FormatError("JSON nested too deeply", where=where)
-    return value
-
-
-def _nested_beyond(value: Any, levels: int) -> bool:
-    """What the parser can just hold would be too deep for whoever compares or prints it."""
-    level = [value]
-    for _ in range(levels):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"key {shown(twice)} stands twice")
-    return result
 
 
 def _header_length(prefix: bytes, size: int, path: Path) -> int:

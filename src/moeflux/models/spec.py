@@ -7,7 +7,7 @@ single source for loading, for checking files against the config, and for counti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -176,6 +176,16 @@ class ModelSpec:
         """The whole trunk."""
         inner = tuple(weight for layer in self.layers for weight in layer.weights())
         return (self.embedding, *inner, self.final_norm, *((self.head,) if self.head else ()))
+
+    def with_k(self, k: int) -> ModelSpec:
+        """The same with so many experts per token: another model, and a worse one than the trained."""
+        layers = (
+            replace(layer, ffn=replace(layer.ffn, router=replace(layer.ffn.router, k=k)))
+            if isinstance(layer.ffn, Moe)
+            else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))
 
     def moe_layers(self) -> tuple[tuple[int, Moe], ...]:
         return tuple((i, layer.ffn) for i, layer in enumerate(self.layers) if isinstance(layer.ffn, Moe))

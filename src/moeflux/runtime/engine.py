@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
+from functools import cached_property
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +15,27 @@ import numpy.typing as npt
 from moeflux.backends.ops import Ops
 from moeflux.backends.registry import open_backend
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import ClosedError, InputError, OptionError
+from moeflux.core.errors import CancelledError, ClosedError, InputError, OptionError
 from moeflux.core.log import log
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
-from moeflux.models.spec import ModelSpec
+from moeflux.models.spec import DeltaNet, ModelSpec
 from moeflux.runtime.batch import Batch, Segment, check_tokens
 from moeflux.runtime.experts import Experts, Progress
+from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
+from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_mark, lossy_notes
+from moeflux.runtime.mflx import import_mflx
 from moeflux.runtime.plan import Plan
 from moeflux.runtime.planning import plan_engine
+from moeflux.runtime.prefill import Cancel, OnPrefill, PrefillProgress
 from moeflux.runtime.ring import Ring
+from moeflux.runtime.saving import Identity, load_snapshot, save_snapshot
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.sizes import measure
 from moeflux.runtime.trace import Trace
 from moeflux.runtime.trunk import check_trunk, load_trunk
+from moeflux.store.stats import StoreStats
 from moeflux.store.store import StoreOptions
 from moeflux.store.trace import TraceRecorder
 
@@ -40,10 +49,12 @@ class Engine:
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self.config = config
-        spec = read_spec(read_config(config.model))
+        own = read_spec(read_config(config.model))
+        spec = fewer_experts(own, config.k)
         self._checkpoint = Checkpoint(config.model, spec.names)
         try:
             views = check_trunk(spec, self._checkpoint)
+            check_bits(config.bits, spec, self._checkpoint)
             self.plan = plan_engine(config, spec, measure(spec, self._checkpoint, views), self._checkpoint)
             ops = open_backend(config)
             trunk = load_trunk(spec, self._checkpoint, ops, views)
@@ -52,7 +63,8 @@ class Engine:
             self._checkpoint.close()
             raise
         self._model: Model | None = Model(spec, ops, trunk, experts, Ring(config.ring))
-        self.notes = (*skipped_note(self._checkpoint), *self.plan.warnings)
+        own_k = own.moe_layers()[0][1].router.k
+        self.notes = (*lossy_notes(config, own_k), *skipped_note(self._checkpoint), *self.plan.warnings)
         for note in self.notes:
             log.info("%s: %s", config.model, note)
 
@@ -68,13 +80,77 @@ class Engine:
 
     def sequence(self) -> Sequence:
         """A new, empty sequence."""
-        return Sequence(self.spec, self.model.ops)
+        return Sequence(self.spec, self.model.ops, self.config.kv)
+
+    @property
+    def cuttable(self) -> bool:
+        """Whether sequences can go back anywhere without a checkpoint."""
+        return not any(isinstance(layer.mixer, DeltaNet) for layer in self.spec.layers)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What the state of a sequence depends on besides its tokens."""
+        weights = fingerprint(self._checkpoint) + lossy_mark(self.config)
+        return Identity(self.spec.model_type, weights, self.config.kv, self.model.ops.name)
+
+    def save(self, sequence: Sequence, path: Path, *, sampler: Any = None) -> int:
+        """Tokens and state into a file that appears whole or not at all; `sampler`: JSON to be given back. Bytes written."""
+        return save_snapshot(path, sequence.snapshot(), self.identity, sampler)
+
+    def load(self, path: Path) -> tuple[Sequence, Any]:
+        """A sequence from a file of this model, exactly as it was saved, and what was saved for its sampler."""
+        sequence = self.sequence()
+        snapshot, sampler = load_snapshot(path, sequence.states, self.identity, self.spec.vocab)
+        self.check_room(len(snapshot))
+        sequence.adopt(snapshot)
+        return sequence, sampler
+
+    def import_state(self, path: Path, tokens: Seq[int]) -> Sequence:
+        """A sequence from an MFLX state (version 1 or 2) of these tokens, as close as two programs compute alike."""
+        check_tokens(tokens, self.spec.vocab)
+        sequence = self.sequence()
+        sequence.adopt(import_mflx(path, tokens, self.spec, sequence.states))
+        return sequence
 
     def forward(self, *segments: Segment) -> list[F32 | None]:
         """Run a batch. Per segment: the logits that it wants."""
         for segment in segments:
-            _check_room(self.plan, len(segment.sequence) + len(segment.tokens))
+            self.check_room(len(segment.sequence) + len(segment.tokens))
         return forward(self.model, Batch(segments))
+
+    def prefill(
+        self,
+        sequence: Sequence,
+        tokens: Seq[int],
+        progress: OnPrefill | None = None,
+        cancel: Cancel | None = None,
+    ) -> F32:
+        """Run tokens of any number in chunks of the plan's size. Logits [vocab] after the last.
+
+        Where `cancel` says so between two chunks, raises CancelledError; the sequence then ends with the last whole chunk.
+        """
+        check_tokens(tokens, self.spec.vocab)
+        self.check_room(len(sequence) + len(tokens))
+        start, read_before, logits = time.perf_counter(), self.stats().bytes_read, None
+        for at in range(0, len(tokens), self.plan.chunk_tokens):
+            if progress:
+                read = self.stats().bytes_read - read_before
+                progress(PrefillProgress(at, len(tokens), read, time.perf_counter() - start))
+            if cancel and cancel():
+                raise CancelledError(f"cancelled after {at} of {len(tokens)} tokens")
+            chunk = tokens[at : at + self.plan.chunk_tokens]
+            is_last = at + len(chunk) == len(tokens)
+            (logits,) = self.forward(Segment(sequence, chunk, "last" if is_last else "none"))
+        if progress:
+            read = self.stats().bytes_read - read_before
+            progress(PrefillProgress(len(tokens), len(tokens), read, time.perf_counter() - start))
+        assert logits is not None
+        row: F32 = logits[0]
+        return row
+
+    def stats(self) -> StoreStats:
+        """What the expert store has done so far."""
+        return self.model.experts.store.stats()
 
     def score(self, ids: Seq[int] | npt.NDArray[np.integer], *, trace: Trace | None = None) -> F32:
         """Logits [T, vocab] of every position, for a sequence of its own."""
@@ -98,6 +174,15 @@ class Engine:
         recorder = TraceRecorder(self.config.model.name, [layer for layer, _ in self.spec.moe_layers()], n_experts, k)
         self.model.experts.record(recorder)
         return recorder
+
+    def check_room(self, n_tokens: int) -> None:
+        """Whether a sequence may become so long."""
+        if n_tokens > self.plan.context:
+            raise InputError(
+                f"a sequence of {n_tokens} tokens, but the memory of this engine is planned for {self.plan.context}",
+                where="option 'context'",
+                hint=f"load the model with context={n_tokens} or more",
+            )
 
     def close(self) -> None:
         """Lets every file and weight go. Closing twice is fine."""
@@ -126,7 +211,7 @@ def _open_experts(
         direct=plan.direct,
         n_readers=plan.n_readers,
     )
-    experts = Experts(spec, checkpoint, ops, options, config.hints)
+    experts = Experts(spec, checkpoint, ops, options, config.hints, config.bits)
     try:
         if plan.resident and ops.name != "numpy":  # numpy is slow enough for reads not to matter
             experts.load_all(progress)
@@ -134,15 +219,6 @@ def _open_experts(
         experts.close()
         raise
     return experts
-
-
-def _check_room(plan: Plan, n_tokens: int) -> None:
-    if n_tokens > plan.context:
-        raise InputError(
-            f"a sequence of {n_tokens} tokens, but the memory of this engine is planned for {plan.context}",
-            where="option 'context'",
-            hint=f"load the model with context={n_tokens} or more",
-        )
 
 
 def skipped_note(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -16,7 +16,9 @@ from moeflux.backends.ops import Handle, Ops
 from moeflux.core.config import Hints
 from moeflux.core.errors import StateError
 from moeflux.formats.checkpoint import Checkpoint
+from moeflux.formats.quant import Matrix
 from moeflux.models.spec import ModelSpec
+from moeflux.runtime.lossy import requantised
 from moeflux.store.store import ExpertStore, StoreOptions
 from moeflux.store.store import Lease as StoreLease
 from moeflux.store.trace import TraceRecorder
@@ -30,19 +32,25 @@ DECODE_TOKENS = 8  # more are a prompt: a sweep over experts, each used once
 class Lease:
     """Experts that were asked for, handed out as they arrive. Used once, by one thread, until it is released."""
 
-    def __init__(self, lease: StoreLease, ops: Ops, n_experts: int) -> None:
+    def __init__(self, lease: StoreLease, ops: Ops, n_experts: int, bits: int | None = None) -> None:
         self._lease: StoreLease | None = lease
         self._ops = ops
         self._n_experts = n_experts
+        self._bits = bits
 
     def arrivals(self) -> Iterator[tuple[Handle, list[int]]]:
         """A bank and the experts in it: those in memory first. Good until the next one is asked for."""
         while experts := self._open.next():
             bank = self._ops.new_bank(self._n_experts)
-            for expert in experts:
-                self._ops.put_expert(bank, expert, self._open.matrices(expert))
+            matrices = [self._matrices(expert) for expert in experts]  # a bank may look into them, so they live as long
+            for expert, found in zip(experts, matrices, strict=True):
+                self._ops.put_expert(bank, expert, found)
             yield bank, experts
             self._open.release(experts)  # what is still waited for may need the slots
+
+    def _matrices(self, expert: int) -> dict[str, Matrix]:
+        found = self._open.matrices(expert)
+        return found if self._bits is None else requantised(found, self._bits)
 
     @property
     def _open(self) -> StoreLease:
@@ -66,13 +74,21 @@ class Experts:
     """The experts of one engine. `stream` is the backend's own way to them, or None where it runs layer by layer."""
 
     def __init__(
-        self, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, options: StoreOptions, hints: Hints = "both"
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        options: StoreOptions,
+        hints: Hints = "both",
+        bits: int | None = None,
     ) -> None:
+        """`bits`: experts are requantised to so many whenever they are handed out."""
         self._ops = ops
+        self._bits = bits
         self._tables = {layer: checkpoint.experts(layer) for layer, _ in spec.moe_layers()}
         self._k = max(moe.router.k for _, moe in spec.moe_layers())
         self.store = ExpertStore(checkpoint, self._tables, options)
-        self.stream: Handle | None = ops.open_stream(self.store.native, hints, self._k)
+        self.stream: Handle | None = ops.open_stream(self.store.native, hints, self._k) if bits is None else None
         self._recorder: TraceRecorder | None = None
 
     @property
@@ -116,7 +132,7 @@ class Experts:
         if self._recorder:
             self._recorder.record(layer, ids)
         lease = self.store.acquire(layer, ids, sweep=len(ids) > DECODE_TOKENS)
-        return Lease(lease, self._ops, self._tables[layer].n_experts)
+        return Lease(lease, self._ops, self._tables[layer].n_experts, self._bits)
 
     def close(self) -> None:
         self.store.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from moeflux.core.config import Kv
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.sizes import Sizes
 
@@ -66,12 +67,21 @@ def local_hit_rate(share: float) -> float:
 
 
 def make_forecast(
-    spec: ModelSpec, sizes: Sizes, rates: Rates, *, n_slots: int, resident: bool, chunk: int, context: int, prompt: int
+    spec: ModelSpec,
+    sizes: Sizes,
+    rates: Rates,
+    *,
+    n_slots: int,
+    resident: bool,
+    chunk: int,
+    context: int,
+    prompt: int,
+    kv: Kv = "bf16",
 ) -> Forecast:
     share = 1.0 if resident else n_slots / sizes.n_experts
     below = n_slots < sizes.working_set  # one token's experts push each other out before they are asked for again
     memory = sizes.trunk_read_per_token + sizes.streamed_per_token
-    memory += 2 * sizes.state_per_token * (context // 2) + 2 * sizes.state_per_sequence
+    memory += sizes.kept_per_token(kv) * (context // 2) + 2 * sizes.state_per_sequence
     loaded = sizes.trunk + (sizes.experts if resident else 0)
     return Forecast(
         uniform=_case(sizes, rates, 0.0 if below and not resident else share, memory),

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from moeflux.backends.state import BLOCK
-from moeflux.models.spec import Attention, Mla, ModelSpec
+from moeflux.core.config import Kv
+from moeflux.models.spec import ModelSpec
 from moeflux.runtime.forecast import Rates
 from moeflux.runtime.scratch import scratch_bytes
-from moeflux.runtime.sizes import BF16_BYTES, F32_BYTES, Sizes
+from moeflux.runtime.sizes import F32_BYTES, Sizes
 from moeflux.runtime.slot_size import pool_bytes, reader_bytes, round_up
 from moeflux.store.store import slot_bytes_of
 
@@ -37,6 +38,7 @@ class Resources:
     rates: Rates = field(default_factory=Rates)
     backend: str = "native"
     slots: int | None = None  # no more than so many, whatever the budget
+    kv: Kv = "bf16"
 
 
 class Needs:
@@ -47,7 +49,7 @@ class Needs:
         self.slot = max(slot_bytes_of(parts, resources.direct) for parts in sizes.expert_parts)
         self.readers = resources.n_readers * reader_bytes(resources.direct)
         self.trunk = sizes.trunk_in_memory if resources.backend == "native" else _decoded_trunk(spec, sizes)
-        self.state = state_bytes(spec, sizes, resources.context)
+        self.state = state_bytes(sizes, resources.context, resources.kv)
         self.fixed = resources.base + RUNNING_BYTES + self.trunk + self.state
         self._scratch: dict[int, int] = {}
 
@@ -104,18 +106,9 @@ class Needs:
         return CHUNKS[-1]
 
 
-def state_bytes(spec: ModelSpec, sizes: Sizes, context: int) -> int:
-    """Of one sequence, as f32; and the largest table once more, because growing one needs the old and the new."""
-    rows = round_up(context, BLOCK)
-    widths = [0]
-    for layer in spec.layers:
-        match layer.mixer:
-            case Attention(n_kv_heads=heads, head_dim=dim):
-                widths.append(heads * dim)
-            case Mla() as mla:
-                widths.append(mla.latent_dim)
-    per_token = sizes.state_per_token // BF16_BYTES * F32_BYTES
-    return rows * (per_token + max(widths) * F32_BYTES) + sizes.state_per_sequence
+def state_bytes(sizes: Sizes, context: int, kv: Kv) -> int:
+    """Of one sequence."""
+    return round_up(context, BLOCK) * sizes.kept_per_token(kv) + sizes.state_per_sequence
 
 
 def _decoded_trunk(spec: ModelSpec, sizes: Sizes) -> int:

@@ -56,6 +56,7 @@ class Plan:
     resident_budget: int  # from which on everything fits
     forecast: Forecast
     warnings: tuple[str, ...]
+    drive_bytes_s: float | None = None  # what the drive gives at best, where it was measured
 
     @property
     def share(self) -> float:
@@ -84,6 +85,7 @@ def make_plan(spec: ModelSpec, sizes: Sizes, resources: Resources, prompt: int =
     forecast = make_forecast(
         spec, sizes, resources.rates,
         n_slots=n_slots, resident=resident, chunk=chunk, context=resources.context, prompt=prompt,
+        kv=resources.kv,
     )  # fmt: skip
     return Plan(
         budget=resources.budget,
@@ -103,6 +105,7 @@ def make_plan(spec: ModelSpec, sizes: Sizes, resources: Resources, prompt: int =
         resident_budget=needs.resident_budget,
         forecast=forecast,
         warnings=tuple(_warnings(spec, sizes, resources, needs, n_slots, chunk)),
+        drive_bytes_s=resources.rates.drive,
     )
 
 

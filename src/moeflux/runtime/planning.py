@@ -89,7 +89,9 @@ def plan_model(path: Path, wanted: Wanted) -> PlanReport:
 def plan_engine(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint: Checkpoint) -> Plan:
     """Of a model that is being opened. The drive is looked at only where something will be read from it."""
     wanted = Wanted(ram=config.ram_bytes, context=config.context, threads=config.n_threads)
-    resources = replace(_resources(spec, wanted, None, None), backend=config.resolved_backend, slots=config.slots)
+    resources = replace(
+        _resources(spec, wanted, None, None), backend=config.resolved_backend, slots=config.slots, kv=config.kv
+    )
     plan = make_plan(spec, sizes, resources)
     if plan.resident or config.resolved_backend != "native":
         return plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeflux.backends.native.arena import arena_bytes
+from moeflux.core.config import Kv
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.quant import Codec, Shape, describe
 from moeflux.formats.quant_rules import QuantRules
@@ -36,6 +37,10 @@ class Sizes:
     state_per_token: int  # keys and values in bf16
     state_per_sequence: int  # recurrent state in f32, whatever the length
     expert_codec: str
+
+    def kept_per_token(self, kv: Kv) -> int:
+        """Keys and values as they are kept."""
+        return self.state_per_token * (F32_BYTES // BF16_BYTES if kv == "f32" else 1)
 
     @property
     def integer(self) -> bool:

@@ -1,67 +1,120 @@
-"""The checkpoint's own tokenizer (`tokenizer.json`), and decoding that never shows half a character."""
+"""The checkpoint's own tokenizer: `tokenizer.json`, and what `tokenizer_config.json` says about special tokens.
+
+Three ways in: `encode` (a document, with the tokens that the checkpoint puts around one), `encode_rendered` (a rendered chat
+template, which brings its own), `encode_plain` (text in which no added token is recognised, whatever it spells).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
+from tokenizers import decoders
 
 from moeflux.core.errors import FormatError, MissingTensorError
-
-REPLACEMENT = "\ufffd"  # what an unfinished UTF-8 sequence decodes to
+from moeflux.core.json_file import read_json
 
 
 class Tokenizer:
-    def __init__(self, tokenizer: _Tokenizer) -> None:
+    def __init__(self, tokenizer: _Tokenizer, config: Mapping[str, Any] | None = None) -> None:
+        """`config`: the contents of tokenizer_config.json."""
         self._tokenizer = tokenizer
+        self.config: Mapping[str, Any] = config or {}
 
     @classmethod
     def open(cls, folder: Path) -> Tokenizer:
-        path = folder / "tokenizer.json"
+        path, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
         if not path.exists():
             raise MissingTensorError(
                 "there is no tokenizer.json", where=str(folder), hint="pass token ids instead of text, or add the file"
             )
         try:
-            return cls(_Tokenizer.from_file(str(path)))
+            tokenizer = _Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise FormatError(f"not a tokenizer: {error}", where=str(path)) from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return cls(tokenizer, read_json(config) if config.exists() else None)
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        """A document."""
+        ids = list(self._tokenizer.encode(text).ids)
+        bos = self.named_id("bos_token") if self.config.get("add_bos_token") is True else None
+        return [bos, *ids] if bos is not None and ids[:1] != [bos] else ids
+
+    def encode_rendered(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        inner = self._tokenizer
+        normal = inner.normalizer.normalize_str(text) if inner.normalizer else text
+        pieces = inner.pre_tokenizer.pre_tokenize_str(normal) if inner.pre_tokenizer else [(normal, None)]
+        return [token.id for piece, _ in pieces for token in inner.model.tokenize(piece)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def to_json(self) -> str:
+        """All of it as tokenizer.json text."""
+        return str(self._tokenizer.to_str())
 
-class Detokenizer:
-    """Text of a growing list of tokens, given out as soon as it is certain.
+    @cached_property
+    def n_ids(self) -> int:
+        """One more than the highest id that stands for something. A model's vocabulary is often padded beyond it."""
+        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
-    A token is decoded together with the ones before it since the last certain point, because what it stands for can
-    depend on them; text that ends in the middle of a character waits.
-    """
+    @cached_property
+    def added(self) -> Mapping[str, int]:
+        """Tokens that stand outside of the model's merges, special or not: what they look like, and their ids."""
+        return {token.content: id for id, token in self._tokenizer.get_added_tokens_decoder().items()}
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._from = 0  # where the window starts
-        self._given = 0  # tokens of it whose text was given out
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Ids that are structure and never text."""
+        return frozenset(id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
 
-    def add(self, token: int) -> str:
-        self._ids.append(token)
-        before, now = self._window()
-        if now.endswith(REPLACEMENT) or len(now) <= len(before):
-            return ""
-        self._from, self._given = self._given, len(self._ids)
-        return now[len(before) :]
+    def id_of(self, content: str) -> int | None:
+        found = self._tokenizer.token_to_id(content)
+        return None if found is None else int(found)
 
-    def finish(self) -> str:
-        """What is left, unfinished characters included."""
-        before, now = self._window()
-        self._from = self._given = len(self._ids)
-        return now[len(before) :]
+    def name_of(self, name: str) -> str | None:
+        """What `tokenizer_config.json` calls bos_token, eos_token and so on."""
+        value = self.config.get(name)
+        value = value.get("content") if isinstance(value, Mapping) else value
+        return value if isinstance(value, str) else None
 
-    def _window(self) -> tuple[str, str]:
-        decode = self._tokenizer.decode
-        return decode(self._ids[self._from : self._given]), decode(self._ids[self._from :])
+    def named_id(self, name: str) -> int | None:
+        content = self.name_of(name)
+        return None if content is None else self.id_of(content)
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether every token is a string of bytes, whatever stands around it."""
+        return isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+
+    def piece(self, id: int) -> bytes:
+        """The bytes that a token stands for; where tokens are not byte strings, those of its text on its own."""
+        token = self._tokenizer.id_to_token(id)
+        if token is None:
+            return b""
+        if not self.is_byte_level:
+            return self.decode([id]).encode()
+        try:
+            return bytes(_BYTES[character] for character in token)
+        except KeyError:  # an added token is spelled as it looks
+            return str(token).encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """How byte-level tokenizers write bytes: printable ones as themselves, the others as characters from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    table.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+_BYTES = _byte_alphabet()

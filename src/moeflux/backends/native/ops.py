@@ -16,10 +16,11 @@ import moeflux._native as _native
 from moeflux.backends.native.arena import Arena
 from moeflux.backends.native.layer import fuse_layer, rotation
 from moeflux.backends.numpy.ops import NumpyOps
+from moeflux.backends.numpy.storage import HostStorage
 from moeflux.backends.ops import Arrivals, Handle, LayerWeights, Span, Weights
 from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import DeltaState, KvState, LatentState
-from moeflux.core.config import Hints
+from moeflux.core.config import Hints, Kv
 from moeflux.core.errors import FormatError, NumericError
 from moeflux.formats.quant import Affine, BlockFp8, Matrix, Plain, broken_part
 from moeflux.models.spec import Attention, DeltaNet, Mla, Router
@@ -70,6 +71,9 @@ class NativeOps(NumpyOps):
 
     def allocate(self, n_bytes: int) -> Bytes:
         return _native.Block(n_bytes).bytes()
+
+    def storage(self, kv: Kv) -> HostStorage:
+        return HostStorage(kv, self._poison)
 
     def place(self, n_bytes: int) -> Bytes:
         return self._arena.carve(n_bytes)
@@ -259,14 +263,17 @@ def _not_finite(where: str | None = None) -> NumericError:
 
 
 def _state(span: Span) -> tuple[Any, ...]:
-    """What a native layer needs of a span: rows, position and the arrays of its state, grown for the new tokens."""
+    """What a native layer needs of a span: rows, position and state. Rows are grown for the new tokens and given as the
+    addresses of their blocks, with the bytes of an element; arrays as they are."""
     state, n = span.state, span.stop - span.start
     match state:
-        case KvState():
-            return (span.start, span.stop, span.position, state.keys.extend(n), state.values.extend(n))
-        case LatentState():
-            latents = state.latents.extend(n)
-            return (span.start, span.stop, span.position, latents, latents)
+        case KvState(keys=keys, values=values):
+            keys.extend(n)
+            values.extend(n)
+            return (span.start, span.stop, span.position, keys.table, values.table, keys.storage.element_bytes)
+        case LatentState(latents=latents):
+            latents.extend(n)
+            return (span.start, span.stop, span.position, latents.table, latents.table, latents.storage.element_bytes)
         case DeltaState():
             return (span.start, span.stop, span.position, state.conv, state.delta)
     raise TypeError(type(state))

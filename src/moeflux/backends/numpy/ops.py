@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moeflux.backends.numpy.storage import HostStorage
 from moeflux.backends.ops import Arrivals, Handle, Ops
 from moeflux.backends.rope import frequencies, rotation_scale
 from moeflux.backends.state import DeltaState
+from moeflux.core.config import Kv
 from moeflux.core.errors import FormatError, NumericError
 from moeflux.formats.quant import BlockFp8, Matrix, broken_part, decode
 from moeflux.models.spec import Mla, Rope, Router
@@ -29,6 +31,9 @@ class NumpyOps(Ops):
 
     def zeros(self, shape: tuple[int, ...]) -> F32:
         return np.zeros(shape, dtype=np.float32)
+
+    def storage(self, kv: Kv) -> HostStorage:
+        return HostStorage(kv)
 
     def load_vector(self, values: F32) -> F32:
         return np.array(values, dtype=np.float32)

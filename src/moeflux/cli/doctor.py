@@ -1,0 +1,59 @@
+"""`moeflux doctor [PATH]`: what this machine is, what moeflux will use of it, and what would make it faster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from moeflux.core.errors import ReadError
+from moeflux.core.units import format_bytes
+from moeflux.formats.checkpoint import has_weights
+from moeflux.runtime.doctor import Diagnosis, diagnose
+
+
+def doctor(
+    path: Annotated[
+        Path, typer.Argument(help="Model whose drive is measured with its experts, or a folder to write a test file in.")
+    ] = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Look at this machine: a second or two. Without a model, a file of 256 MiB is written, read and removed."""
+    if not path.is_dir():
+        raise ReadError("no such folder", where=str(path))
+    diagnosis = diagnose(path, is_model=has_weights(path))
+    if as_json:
+        print(json.dumps(diagnosis.as_dict(), indent=2))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for row in _rows(diagnosis):
+        table.add_row(*row)
+    console = Console(highlight=False)
+    console.width = max(console.width, 120)
+    console.print(table)
+
+
+def _rows(d: Diagnosis) -> Iterator[tuple[str, str, str]]:
+    yield "processor", d.processor.name, f"{d.processor.usable} of {d.processor.cores} cores, {d.processor.isa}"
+    yield "memory", format_bytes(d.memory.total), f"{format_bytes(d.memory.free)} free"
+    yield "", f"{format_bytes(d.rates.bytes_s)}/s", f"read by {d.rates.threads} threads"
+    yield "", f"{d.rates.macs_s / 1e9:,.0f} GMAC/s", "8-bit multiply-adds from registers"
+    for gpu in d.gpus:
+        yield "GPU", gpu.name, format_bytes(gpu.memory) if gpu.memory else ""
+    if not d.gpus:
+        yield "GPU", "none found", ""
+    yield "drive", d.place.file_system, f"{format_bytes(d.place.free)} free at {d.place.folder}"
+    if d.drive is None:
+        yield "", "", "its speed could not be measured: nothing can be written there"
+    else:
+        warm = "" if d.drive.cold else "; not cold: some of it came from memory"
+        yield "", f"{format_bytes(d.drive.bytes_s)}/s", f"{d.drive.how}{warm}"
+    for i, line in enumerate(d.uses):
+        yield "moeflux uses" if i == 0 else "", "", line
+    for i, line in enumerate(d.faster or ("nothing that shows from here; `moeflux plan MODEL` says what a model needs",)):
+        yield "faster with" if i == 0 else "", "", line

@@ -1,0 +1,23 @@
+"""A prompt run in chunks: how far it is, and a way to stop it between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PrefillProgress:
+    done: int  # tokens,
+    total: int  # of so many
+    bytes_read: int  # of experts, so far
+    seconds: float
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds that are left at the speed so far."""
+        return self.seconds / self.done * (self.total - self.done) if self.done else None
+
+
+OnPrefill = Callable[[PrefillProgress], None]
+Cancel = Callable[[], bool]  # asked between chunks

@@ -1,0 +1,103 @@
+"""Snapshots to and from files. Nothing of a file is used before all of it has been checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moeflux.backends.state import LayerState
+from moeflux.core.errors import SnapshotError
+from moeflux.formats.snapshot import Section, SnapshotFile, write_snapshot
+from moeflux.runtime.snapshot import Snapshot
+
+TOKENS = "tokens"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a state depends on besides its tokens."""
+
+    model_type: str
+    fingerprint: str  # of the weights
+    kv: str
+    backend: str  # others compute the same to some digits only
+
+
+def save_snapshot(path: Path, snapshot: Snapshot, identity: Identity, sampler: Any = None) -> int:
+    """`sampler`: whatever JSON can hold; it is given back as it is. Returns the bytes written."""
+    about = {**asdict(identity), "sampler": sampler}
+    return write_snapshot(path, about, list(_sections(snapshot)))
+
+
+def _sections(snapshot: Snapshot) -> Iterator[Section]:
+    yield Section(TOKENS, "I32", (len(snapshot),), [snapshot.tokens])
+    for i, state in enumerate(snapshot.states):
+        for name, rows in state.rows.items():
+            yield Section(_name(i, name), rows.storage.dtype, (len(rows), *rows.row_shape), rows.parts())
+        for name, array in state.arrays.items():
+            yield Section(_name(i, name), "F32", array.shape, [array])
+
+
+def load_snapshot(path: Path, states: tuple[LayerState, ...], identity: Identity, vocab: int) -> tuple[Snapshot, Any]:
+    """`states`: empty ones of the model, which are filled. Returns the snapshot and what the sampler had left."""
+    with SnapshotFile(path) as file:
+        check_identity(file, identity)
+        _check_sections(file, states)
+        tokens = file.read(TOKENS)
+        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocab):
+            raise SnapshotError("holds tokens that are not in the vocabulary", where=str(path))
+        for i, state in enumerate(states):
+            for name, rows in state.rows.items():
+                rows.extend(len(tokens))
+                file.read_into(_name(i, name), rows.parts())
+            for name, array in state.arrays.items():
+                file.read_into(_name(i, name), [array])
+        return Snapshot(tokens, states), file.about.get("sampler")
+
+
+def check_identity(file: SnapshotFile, identity: Identity) -> None:
+    for name, ours in asdict(identity).items():
+        theirs = file.about.get(name)
+        if theirs != ours:
+            hint = (
+                "run the prompt again" if name in ("model_type", "fingerprint") else f"load the model with {name}={theirs!r}"
+            )
+            raise SnapshotError(
+                f"was made with {_WORDS[name]} {theirs!r}, this is {ours!r}", where=str(file.path), hint=hint
+            )
+
+
+_WORDS = {
+    "model_type": "a model of type",
+    "fingerprint": "the weights",
+    "kv": "keys and values as",
+    "backend": "the backend",
+}
+
+
+def _check_sections(file: SnapshotFile, states: tuple[LayerState, ...]) -> None:
+    tokens = file.sections.get(TOKENS)
+    if tokens is None or tokens.dtype != "I32" or len(tokens.shape) != 1:
+        raise SnapshotError("has no list of tokens", where=str(file.path))
+    expected = dict(_expected(states, tokens.shape[0]))
+    found = {name: (e.dtype, e.shape) for name, e in file.sections.items() if name != TOKENS}
+    for name in {*expected, *found}:
+        if expected.get(name) != found.get(name):
+            raise SnapshotError(
+                f"section {name!r} is {found.get(name, 'missing')}, the model needs {expected.get(name, 'none')}",
+                where=str(file.path),
+            )
+
+
+def _expected(states: tuple[LayerState, ...], n: int) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    for i, state in enumerate(states):
+        for name, rows in state.rows.items():
+            yield _name(i, name), (rows.storage.dtype, (n, *rows.row_shape))
+        for name, array in state.arrays.items():
+            yield _name(i, name), ("F32", tuple(array.shape))
+
+
+def _name(layer: int, name: str) -> str:
+    return f"layers.{layer}.{name}"

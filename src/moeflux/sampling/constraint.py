@@ -1,0 +1,143 @@
+"""Output that must fit a JSON schema, a regular expression or a grammar: which tokens may come, and which must.
+
+`Vocabulary` is made once for a model, a `Constraint` for each answer. Tokens that end a text are allowed exactly where the
+output is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import llguidance
+import numpy as np
+
+from moeflux.core.errors import InputError, StateError
+from moeflux.sampling.choose import Allowed
+
+# One way to set JSON apart: where white space is free, a model can lose itself in it, and nothing is ever forced.
+JSON_STYLE: llguidance._lib.JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+LIMITS = llguidance.LLParserLimits(verbose_errors=False)  # messages without pages of parser state
+
+
+@dataclass(frozen=True)
+class Grammar:
+    kind: Literal["schema", "regex", "lark"]
+    text: str
+
+    @classmethod
+    def schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
+        """Of a JSON schema, as an object or as JSON text."""
+        return cls("schema", schema if isinstance(schema, str) else json.dumps(schema))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, grammar: str) -> Grammar:
+        """A context-free grammar in Lark's notation, as llguidance reads it."""
+        return cls("lark", grammar)
+
+    def compile(self) -> str:
+        matcher = llguidance.LLMatcher
+        try:
+            match self.kind:
+                case "schema":
+                    return matcher.grammar_from_json_schema(self.text, defaults=JSON_STYLE)
+                case "regex":
+                    return matcher.grammar_from_regex(self.text)
+                case "lark":
+                    return matcher.grammar_from_lark(self.text)
+        except ValueError as error:
+            raise _refused(self, str(error)) from error
+
+
+class Vocabulary:
+    """The tokens as llguidance needs them. Seconds for a quarter of a million."""
+
+    def __init__(
+        self, pieces: Sequence[bytes], added: Collection[int], ends: Collection[int], encode: Callable[[str], list[int]]
+    ) -> None:
+        """`pieces`: the bytes of each id. `added`: ids that are never part of a text, `ends` those that end one.
+
+        `encode` must not give added tokens for what merely spells them: the grammar would not take them.
+        """
+        if not ends:
+            raise InputError("output cannot be constrained: the model names no token that ends a text")
+        tokenizer = llguidance.TokenizerWrapper(_Tokens(pieces, sorted(added), min(ends), encode))
+        self._tokenizer = llguidance.LLTokenizer(tokenizer, eos_token=sorted(ends))
+
+    def constrain(self, grammar: Grammar) -> Constraint:
+        compiled = grammar.compile()
+        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(compiled, self._tokenizer)
+        if failed:
+            raise _refused(grammar, "; ".join(messages))
+        matcher = llguidance.LLMatcher(self._tokenizer, compiled, log_level=0, limits=LIMITS)
+        constraint = Constraint(matcher, self._tokenizer.vocab_size)
+        try:
+            constraint.allowed()
+        except StateError as error:
+            raise _refused(grammar, "nothing fits it") from error
+        return constraint
+
+
+class Constraint:
+    """How far an output is along its grammar."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, n_tokens: int) -> None:
+        self._matcher = matcher
+        self._n_tokens = n_tokens
+        self._check()
+
+    @property
+    def finished(self) -> bool:
+        """The output is complete and nothing can follow."""
+        return self._matcher.is_stopped()
+
+    @property
+    def complete(self) -> bool:
+        """The output could end here."""
+        return self._matcher.is_accepting()
+
+    def allowed(self) -> Allowed:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        return np.unpackbits(bits, count=self._n_tokens, bitorder="little").view(np.bool_)
+
+    def forced(self) -> list[int]:
+        """Tokens that must come now, for there is no choice. Advance with them like with any other."""
+        return list(self._matcher.compute_ff_tokens())
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._matcher.consume_tokens(list(tokens))
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise StateError(f"the constraint cannot go on: {self._matcher.get_error()}")
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Under the names that llguidance looks for."""
+
+    tokens: Sequence[bytes]
+    special_token_ids: Sequence[int]
+    eos_token_id: int
+    encode: Callable[[str], list[int]]
+    bos_token_id: int | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        return self.encode(text)
+
+
+def _refused(grammar: Grammar, why: str) -> InputError:
+    names = {"schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+    return InputError(f"this {names[grammar.kind]} cannot be used: {why}")

@@ -1,0 +1,204 @@
+"""What a model writes, split while it streams: reasoning, text for the reader, tool calls.
+
+Where a marker is a token of its own, only that token is the marker: text that merely spells it stays text. Where it is not,
+its spelling is looked for, and what could be the beginning of one waits. White space between a region and a marker frames
+the region and is not part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from moeflux.text.stops import held_back
+from moeflux.text.tokenizer import Tokenizer
+from moeflux.text.tools import CallPart, CallReader, HeadedCall, Schemas, Style, TaggedCall
+
+Region = Literal["text", "reasoning"]
+Role = Literal["think", "answer", "section", "section_end", "call", "separator", "call_end"]
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+    region: Region = "text"
+
+
+Part = Text | CallPart
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How a model marks its regions."""
+
+    markers: Mapping[Role, str]
+    style: Style = "tagged"
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Whether a prompt ends inside reasoning, so that the model goes on there."""
+        think, answer = self.markers.get("think"), self.markers.get("answer")
+        if think is None or answer is None:
+            return False
+        return prompt.rstrip().endswith(think)
+
+
+_THINK: dict[Role, str] = {"think": "<think>", "answer": "</think>"}
+_TAGGED: dict[Role, str] = {"call": "<tool_call>", "call_end": "</tool_call>"}
+_DEEPSEEK: dict[Role, str] = {
+    "section": "<｜tool▁calls▁begin｜>",
+    "section_end": "<｜tool▁calls▁end｜>",
+    "call": "<｜tool▁call▁begin｜>",
+    "separator": "<｜tool▁sep｜>",
+    "call_end": "<｜tool▁call▁end｜>",
+}
+_KIMI: dict[Role, str] = {
+    "section": "<|tool_calls_section_begin|>",
+    "section_end": "<|tool_calls_section_end|>",
+    "call": "<|tool_call_begin|>",
+    "separator": "<|tool_call_argument_begin|>",
+    "call_end": "<|tool_call_end|>",
+}
+
+
+def find_syntax(tokenizer: Tokenizer, template: str) -> Syntax:
+    """From what the tokenizer has and the template says."""
+
+    def known(marker: str) -> bool:
+        return marker in tokenizer.added or marker in template
+
+    think = _THINK if known("<think>") else {}
+    styles: tuple[tuple[Style, dict[Role, str]], ...] = (("deepseek", _DEEPSEEK), ("kimi", _KIMI), ("tagged", _TAGGED))
+    for style, markers in styles:
+        if known(markers["call"]):
+            return Syntax({**think, **markers}, style)
+    return Syntax(think)
+
+
+class Splitter:
+    """Feed it tokens' texts in order, and markers that came as tokens; it gives parts as they become certain."""
+
+    def __init__(
+        self, syntax: Syntax, tokenizer: Tokenizer, *, reasoning: bool = False, schemas: Schemas | None = None
+    ) -> None:
+        """`reasoning`: the prompt ended inside reasoning. `schemas`: of the tools, to type what models write untyped."""
+        self._syntax, self._schemas = syntax, schemas or {}
+        added = tokenizer.added
+        self.tokens: Mapping[int, Role] = {added[text]: role for role, text in syntax.markers.items() if text in added}
+        self._spelled = {text: role for role, text in syntax.markers.items() if text not in added}
+        self._region: Region | Literal["section", "call"] = "reasoning" if reasoning else "text"
+        self._framed = reasoning  # white space that comes now is framing
+        self._held = ""  # could become a marker
+        self._space = ""  # could turn out to be framing
+        self._call: CallReader | None = None
+        self._n_calls = 0
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether what comes now is reasoning."""
+        return self._region == "reasoning"
+
+    def turn_off(self) -> None:
+        """From now on everything is text, whatever it spells."""
+        self.tokens, self._spelled = {}, {}
+
+    def add(self, text: str) -> Iterator[Part]:
+        text, self._held = self._held + text, ""
+        while text:
+            wanted = self._wanted()
+            found = [(at, marker) for marker in wanted if (at := text.find(marker)) >= 0]
+            if not found:
+                n = held_back(text, tuple(wanted))
+                text, self._held = text[: len(text) - n], text[len(text) - n :]
+                yield from self._put(text)
+                return
+            at, marker = min(found)
+            yield from self._put(text[:at])
+            yield from self._turn(wanted[marker], marker)
+            text = text[at + len(marker) :]
+
+    def mark(self, token: int) -> Iterator[Part]:
+        """A token that is a marker came."""
+        yield from self._flush()
+        role = self.tokens[token]
+        yield from self._turn(role, self._syntax.markers[role])
+
+    def finish(self) -> Iterator[Part]:
+        """The model has ended."""
+        yield from self._flush()
+        if self._call is not None:
+            yield from self._end_call(closed=False, marker="")
+        elif self._region in ("text", "reasoning"):
+            yield from self._give(self._space)
+        self._space = ""
+
+    def _wanted(self) -> dict[str, Role]:
+        """Spelled markers that mean something here."""
+        roles: dict[str, tuple[Role, ...]] = {
+            "text": ("think", "section", "call"),
+            "reasoning": ("answer",),
+            "section": ("call", "section_end"),
+            "call": ("separator", "call_end"),
+        }
+        return {text: role for text, role in self._spelled.items() if role in roles[self._region]}
+
+    def _flush(self) -> Iterator[Part]:
+        held, self._held = self._held, ""
+        yield from self._put(held)
+
+    def _put(self, text: str) -> Iterator[Part]:
+        if self._region == "call":
+            assert self._call is not None
+            yield from self._call.feed(text)
+        elif self._region != "section":
+            if self._framed:
+                text = text.lstrip()
+            if not text:
+                return
+            self._framed = False
+            body = text.rstrip()
+            if body:
+                yield from self._give(self._space + body)
+                self._space = ""
+            self._space += text[len(body) :]
+
+    def _give(self, text: str) -> Iterator[Part]:
+        if text:
+            yield Text(text, "reasoning" if self._region == "reasoning" else "text")
+
+    def _turn(self, role: Role, marker: str) -> Iterator[Part]:
+        if role == "separator" and isinstance(self._call, HeadedCall):
+            yield from self._call.separate()
+            return
+        if self._call is not None:
+            yield from self._end_call(closed=role == "call_end", marker=marker)
+        self._space = ""
+        self._framed = True
+        match role:
+            case "think":
+                self._region = "reasoning"
+            case "section":
+                self._region = "section"
+            case "call":
+                self._region, self._call = "call", self._new_call()
+            case "call_end" if "section" in self._syntax.markers:
+                self._region = "section"
+            case _:
+                self._region = "text"
+
+    def _new_call(self) -> CallReader:
+        if self._syntax.style == "tagged":
+            return TaggedCall(self._n_calls, self._schemas)
+        return HeadedCall(self._n_calls, self._syntax.style)
+
+    def _end_call(self, closed: bool, marker: str) -> Iterator[Part]:
+        """What turned out to be no call is shown as it was written."""
+        call, self._call = self._call, None
+        assert call is not None
+        parts = list(call.finish(closed))
+        if parts:
+            self._n_calls += 1
+            yield from parts
+        else:
+            yield Text(self._syntax.markers["call"] + call.text + (marker if closed else ""))
+        self._region = "text"
