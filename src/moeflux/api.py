@@ -29,6 +29,8 @@ def load(
     context: int | None = None,
     isa: str = "auto",
     kv: Kv = "bf16",
+    sequences: int = 1,
+    prefixes: int | str = 0,
     progress: Progress | None = None,
 ) -> Engine:
     """Open a model folder in place. An option that would do nothing is refused with the reason.
@@ -37,5 +39,9 @@ def load(
     is kept for, 8192 tokens by default. `engine.plan` says what follows from them.
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
     `kv`: keys and values are rounded to bf16 when they are computed; "f32" keeps them whole in twice the memory.
+    `sequences` that run at the same time, and bytes for `prefixes` whose states are kept, are counted in the plan.
     """
-    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context, isa, kv=kv), progress)
+    config = EngineConfig(
+        Path(path), backend, threads, ram, vram, context, isa, kv=kv, sequences=sequences, prefixes=prefixes
+    )
+    return Engine(config, progress)

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 import moeflux
-from moeflux.api import load
+from moeflux.api import Engine, load
+from moeflux.bench.batch import SIZES, bench_batch
 from moeflux.bench.io import bench_io
 from moeflux.bench.ops import bench_ops
 from moeflux.bench.peers import SHAPES, Models, bench_peers, peer_version
@@ -24,6 +25,7 @@ from moeflux.cli.options import Ram, Threads
 from moeflux.cli.progress import byte_bar
 from moeflux.core.config import EngineConfig
 from moeflux.core.units import format_bytes
+from moeflux.runtime.inspect import inspect_model
 
 app = typer.Typer(help="Measure speed, beside the machine's limits measured in the same run.", no_args_is_help=True)
 
@@ -105,6 +107,37 @@ def prefill(
     ):
         _notes(engine.notes)
         _report(bench_prefill(engine, tokens, repeats))
+
+
+@app.command()
+def batch(
+    model: Model,
+    threads: Threads = None,
+    ram: Ram = None,
+    share: Annotated[float | None, typer.Option(min=0.001, max=1, help="Of the experts in memory, at most.")] = None,
+    size: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; several may be given.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per sequence and measurement.")] = 16,
+    context: Annotated[int, typer.Option(min=1, help="Tokens before them.")] = 32,
+    vocabulary: Annotated[int | None, typer.Option(min=1, help="Draw tokens from so many only: locality.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements; best and median are shown.")] = 3,
+) -> None:
+    """Decode speed of several sequences at once, and what a token costs the drive."""
+    sizes = tuple(size or SIZES)
+    inspected = inspect_model(model)
+    slots = None if share is None else max(1, int(share * inspected.sizes.n_experts))
+    config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=context + tokens, sequences=max(sizes))
+    with byte_bar("loading") as progress, Engine(config, progress) as engine:
+        plan = engine.plan
+        _notes((*engine.notes, f"batch: {plan.n_slots} of {plan.n_experts} experts in memory; best / median of {repeats}"))
+        rows = [row.as_dict() for row in bench_batch(engine, sizes, tokens, context, repeats, vocabulary)]
+    table = [
+        (str(r["size"]), _pair(r["tok_s"], ".2f"), _pair(r["step_ms"], ".1f"), format_bytes(round(r["bytes_per_token"])),
+         f"{r['hit_rate']:.0%}")
+        for r in rows
+    ]  # fmt: skip
+    _print(("sequences", "tokens per second", "ms per step", "read per token", "hits"), table)
+    about = {"share": plan.share, "context": context, "vocabulary": vocabulary, "repeats": repeats}
+    print(json.dumps({"bench": "batch", "model_type": inspected.model_type, **about, "rows": rows}))
 
 
 @app.command()
