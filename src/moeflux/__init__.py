@@ -3,8 +3,10 @@
 from moeflux.api import Engine, load
 from moeflux.core.errors import (
     BudgetError,
+    CancelledError,
     ClosedError,
     ConfigError,
+    CutError,
     FormatError,
     InputError,
     MissingTensorError,
@@ -12,31 +14,43 @@ from moeflux.core.errors import (
     NumericError,
     OptionError,
     ReadError,
+    SnapshotError,
     StateError,
     UnsupportedModelError,
+    WriteError,
 )
 from moeflux.runtime.batch import Segment
 from moeflux.runtime.trace import Trace
 from moeflux.session.generate import Token
+from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.session import Session, Usage
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",
+    "CancelledError",
     "ClosedError",
     "ConfigError",
+    "CutError",
     "Engine",
     "FormatError",
     "InputError",
+    "Limits",
     "MissingTensorError",
     "MoefluxError",
     "NumericError",
     "OptionError",
+    "PrefixStore",
     "ReadError",
     "Segment",
+    "Session",
+    "SnapshotError",
     "StateError",
     "Token",
     "Trace",
     "UnsupportedModelError",
+    "Usage",
+    "WriteError",
     "load",
 ]
