@@ -55,8 +55,11 @@ void bind_layers(nb::module_& m, nb::class_<Machine>& machine) {
              nb::arg("store"), nb::arg("machine"), nb::arg("previous"), nb::arg("lookahead"), nb::arg("most"),
              nb::keep_alive<1, 3>())
         .def("record", &Stream::record)
-        .def_prop_ro("routed", &Stream::routed)
-        .def_prop_ro("width", &Stream::width)
+        .def_prop_ro("routed", [](const Stream& self) {
+            return nb::bytes(self.routed().data(), self.routed().size() * sizeof(int16_t));
+        })
+        .def_prop_ro("width", [](const Stream& s) { return s.reach().width(); })
+        .def_prop_ro("depth", [](const Stream& s) { return s.reach().depth(); })
         .def_prop_ro("guessed", &Stream::guessed)
         .def_prop_ro("asked", &Stream::asked)
         .def_prop_ro("foreseen", &Stream::foreseen);

@@ -233,14 +233,19 @@ void bind_store(nb::module_& m) {
              },
              nb::arg("layer"), nb::arg("ids"), nb::arg("sweep") = false)
         .def("hint",
-             [](Store& self, int layer, Ids ids) {
+             [](Store& self, int layer, Ids ids, bool sweep) {
                  nb::gil_scoped_release release;
-                 self.hint(layer, ids.data(), int64_t(ids.size()));
-             })
+                 self.hint(layer, ids.data(), int64_t(ids.size()), sweep);
+             },
+             nb::arg("layer"), nb::arg("ids"), nb::arg("sweep") = false)
         .def("next_token", &Store::next_token, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &Store::close, nb::call_guard<nb::gil_scoped_release>())
         .def("stats", [](const Store& self) { return stats_dict(self.stats()); })
         .def("take_notes", &Store::take_notes)
+        .def("resident", [](const Store& self) {
+            const auto found = self.resident();
+            return nb::bytes(found.data(), found.size());
+        })
         .def_prop_ro("closed", &Store::closed)
         .def_prop_ro("slot_bytes", [](const Store& self) { return self.slot_bytes(); })
         .def("slots",

@@ -4,11 +4,12 @@
 
 namespace moeflux {
 
-void HintWidth::learn(int64_t issued, int64_t useful, double idle) {
+void Reach::learn(int64_t issued, int64_t useful, double idle) {
     idle_ += idle;
     if (++tokens_ < kWindow) return;
-    const int64_t n = issued - issued_, good = useful - useful_;
-    const double share = n > 0 ? double(good) / double(n) : 0, needed = idle_ / kWindow > 0.2 ? 0.35 : 0.6;
+    const int64_t n = issued - issued_;
+    const double share = n > 0 ? double(useful - useful_) / double(n) : 0, spare = idle_ / kWindow;
+    const double needed = spare > 0.2 ? 0.35 : 0.6;
     tokens_ = 0;
     idle_ = 0;
     issued_ = issued;
@@ -18,14 +19,16 @@ void HintWidth::learn(int64_t issued, int64_t useful, double idle) {
         off_ = 0;
         width_ = std::min(most_, 2);
     } else if (n > 0 && share < needed) {
-        width_ /= 2;
+        if (depth_ > 1) --depth_;
+        else width_ /= 2;
     } else if (n > 0 && share > needed + 0.2) {
-        width_ = std::min(most_, width_ + 1);
+        if (width_ < most_) ++width_;
+        else if (spare > 0.1 && depth_ < kDeepest) ++depth_;
     }
 }
 
 Stream::Stream(std::shared_ptr<Store> store, Machine& machine, StreamOptions options)
-    : store_(std::move(store)), machine_(machine), options_(options), width_(options.previous || options.lookahead ? options.most : 0),
+    : store_(std::move(store)), machine_(machine), options_(options), reach_(options.previous || options.lookahead ? options.most : 0),
       previous_(size_t(store_->n_layers())), guesses_(size_t(store_->n_layers())) {}
 
 void Stream::start(std::span<const Step> steps) {
@@ -41,7 +44,7 @@ void Stream::finish() {
     const auto stats = store_->stats();
     const double ns = double((std::chrono::steady_clock::now() - started_).count());
     const double idle = 1.0 - std::min(1.0, double(stats.read_busy_ns - busy_ns_) / std::max(1.0, ns));
-    width_.learn(stats.hints_issued, stats.hints_useful, idle);
+    reach_.learn(stats.hints_issued, stats.hints_useful, idle);
 }
 
 void Stream::begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) {
@@ -67,21 +70,19 @@ void Stream::count_foreseen(size_t layer, const int64_t* ids, int64_t n) {
 }
 
 void Stream::meanwhile(size_t layer, const float* x, int64_t) {
-    if (sweep_ || width_.width() == 0) return;
-    const size_t after = layer + 1;
-    if (after < steps_.size() && steps_[after].layer->moe()) {
-        if (options_.lookahead) look_ahead(after, x);
-        if (options_.previous) {
-            const auto& last = previous_[after];
-            store_->hint(int(after), last.data(), std::min<int64_t>(int64_t(last.size()), width_.width()));
-        }
+    if (sweep_ || reach_.width() == 0) return;
+    for (size_t later = layer + 1; later <= layer + size_t(reach_.depth()) && later < steps_.size(); ++later) {
+        if (!steps_[later].layer->moe()) continue;
+        if (options_.lookahead) look_ahead(later, x);
+        const auto& last = previous_[later];
+        if (options_.previous) store_->hint(int(later), last.data(), std::min<int64_t>(int64_t(last.size()), reach_.width()));
     }
 }
 
 // The router of a later layer applied to the hidden state of now, which the layers in between change little.
 void Stream::look_ahead(size_t layer, const float* x) {
     const Layer& l = *steps_[layer].layer;
-    const int64_t k = std::min<int64_t>(width_.width(), l.routing.experts);
+    const int64_t k = std::min<int64_t>(reach_.width(), l.routing.experts);
     float *h = machine_.floats(11, l.hidden), *logits = machine_.floats(12, l.router.rows), *weights = machine_.floats(13, k);
     auto& guesses = guesses_[layer];
     guesses.resize(size_t(k));
@@ -97,12 +98,12 @@ void Stream::look_ahead(size_t layer, const float* x) {
 }
 
 Experts Stream::next() {
+    lease_.release(ready_);  // what this layer still waits for may need the slots
+    ready_.clear();
     if (!sweep_) {
         lease_.next(ready_);
         return ready_;
     }
-    lease_.release(ready_);
-    ready_.clear();
     // Arrivals first, because their slots are wanted for what comes next.
     lease_.next(arrived_, backlog_.empty());
     for (const Expert& expert : arrived_) backlog_.push_back(expert);

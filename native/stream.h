@@ -12,21 +12,24 @@
 
 namespace moeflux {
 
-// How many experts of the next layer are worth a guess. Hints cost reads: a wrong one is wasted, and where the drive has no
-// idle time even a right one only moves a read. So the width follows the share of hints that were asked for in the end, and
-// more must be right when the drive is busy; at zero a small probe now and then finds out whether times have changed.
-class HintWidth {
+// How far to look ahead: how many experts of a layer are worth a guess, and of how many layers. Hints cost reads: a wrong one
+// is wasted, and where the drive has no idle time even a right one only moves a read. So the reach follows the share of hints
+// that were asked for in the end, and more must be right when the drive is busy; at zero a small probe now and then finds
+// out whether times have changed.
+class Reach {
 public:
-    explicit HintWidth(int most) : most_(most), width_(most > 0 ? (most + 1) / 2 : 0) {}
+    explicit Reach(int most) : most_(most), width_((most + 1) / 2) {}
 
     int width() const { return width_; }
+    int depth() const { return depth_; }
     // After a token: hints that were issued and that were asked for, all in all so far, and the drive's idle share meanwhile.
     void learn(int64_t issued, int64_t useful, double idle);
 
 private:
-    static constexpr int kWindow = 16;  // tokens between decisions
-    static constexpr int kProbe = 8;    // windows without hints before the next probe
-    int most_, width_;
+    static constexpr int kWindow = 8;    // tokens between decisions
+    static constexpr int kProbe = 8;     // windows without hints before the next probe
+    static constexpr int kDeepest = 3;
+    int most_, width_, depth_ = 1;
     int tokens_ = 0, off_ = 0;
     int64_t issued_ = 0, useful_ = 0;  // at the last decision
     double idle_ = 0;                  // summed over the window
@@ -56,14 +59,14 @@ public:
     };
     // From now on, keep the ids of the latest forward: those of its first layer with experts, [T, k], then of the next.
     void record(bool on) { recording_ = on; }
-    const std::vector<int64_t>& routed() const { return routed_; }
+    const std::vector<int16_t>& routed() const { return routed_; }
 
     void begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) override;
     void meanwhile(size_t layer, const float* x, int64_t tokens) override;
     Experts next() override;
     void end() override;
 
-    int width() const { return width_.width(); }
+    const Reach& reach() const { return reach_; }
     // Of the layers for which there was a guess: experts named, experts asked for, and those that were both.
     int64_t guessed() const { return guessed_; }
     int64_t asked() const { return asked_; }
@@ -81,7 +84,7 @@ private:
     std::shared_ptr<Store> store_;
     Machine& machine_;
     StreamOptions options_;
-    HintWidth width_;
+    Reach reach_;
     std::span<const Step> steps_;
     Lease lease_;
     bool sweep_ = false;
@@ -89,7 +92,7 @@ private:
     std::vector<std::vector<int64_t>> previous_, guesses_;  // by layer
     int64_t guessed_ = 0, asked_ = 0, foreseen_ = 0;
     bool recording_ = false;
-    std::vector<int64_t> routed_;
+    std::vector<int16_t> routed_;
     int64_t busy_ns_ = 0;
     std::chrono::steady_clock::time_point started_;
 };

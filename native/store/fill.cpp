@@ -20,7 +20,8 @@ uint8_t* Store::component(int i, int component) const {
 
 int Store::take_slot(int layer, int expert, Why why, bool desperate) {
     Placement placed = residency_.place(layer, expert, why, desperate);
-    if (placed.slot < 0 && why != Why::hint && cancel_a_hint()) placed = residency_.place(layer, expert, why, desperate);
+    const bool hint = why == Why::hint || why == Why::ahead;
+    if (placed.slot < 0 && !hint && cancel_a_hint()) placed = residency_.place(layer, expert, why, desperate);
     stats_.evictions += placed.evicted;
     stats_.hints_wasted += placed.wasted;
     if (placed.evicted) bytes_resident_ -= expert_bytes(slot(placed.slot).layer);

@@ -5,6 +5,8 @@ namespace moeflux {
 namespace {
 // How far from the old end a choice looks once it has a candidate, and at all for a hint, which can be dropped.
 constexpr int kReach = 128;
+
+bool is_hint(Why why) { return why == Why::hint || why == Why::ahead; }
 }  // namespace
 
 Residency::Residency(int n_layers, int n_experts, int n_slots, int floor, std::unique_ptr<Policy> policy)
@@ -22,6 +24,7 @@ Residency::Residency(int n_layers, int n_experts, int n_slots, int floor, std::u
 bool Residency::may_take(const Entry& e, int layer, Why why, bool desperate) const {
     if (e.pins > 0 || e.filling) return false;
     if (why == Why::hint && e.tick == tick_) return false;
+    if (why == Why::ahead) return e.tick == 0;
     return desperate || e.layer == layer || counts_[size_t(e.layer)] > floor_;
 }
 
@@ -30,7 +33,7 @@ int Residency::victim(int layer, Why why, bool desperate) const {
     const int window = policy_->window();
     int n = 0, visited = 0;
     for (int slot = order_.first(); slot >= 0 && n < window; slot = order_.next(slot)) {
-        if (++visited > kReach && (n > 0 || why == Why::hint)) break;
+        if (++visited > kReach && (n > 0 || is_hint(why))) break;
         const Entry& e = entry(slot);
         if (!may_take(e, layer, why, desperate)) continue;
         slots[n] = slot;
@@ -54,7 +57,7 @@ Placement Residency::place(int layer, int expert, Why why, bool desperate) {
     placed.slot = free_.back();
     free_.pop_back();
     Entry& e = entry(placed.slot);
-    e = {layer, expert, 0, why == Why::sweep ? 0 : tick_, true, why == Why::hint};
+    e = {layer, expert, 0, why == Why::sweep ? 0 : tick_, true, is_hint(why)};
     slots_[size_t(key(e))] = placed.slot;
     ++counts_[size_t(layer)];
     if (why == Why::sweep)

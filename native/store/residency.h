@@ -18,7 +18,8 @@
 
 namespace moeflux {
 
-enum class Why : int { demand, hint, sweep };
+// `ahead`: a hint for a sweep, which takes free slots and what sweeps left behind, and nothing else.
+enum class Why : int { demand, hint, sweep, ahead };
 
 struct Placement {
     int slot = -1;         // -1: none can be had

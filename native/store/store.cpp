@@ -91,13 +91,13 @@ const std::vector<int>& Store::distinct(int layer, const int64_t* ids, int64_t n
     return wanted_;
 }
 
-void Store::hint(int layer, const int64_t* ids, int64_t n) {
+void Store::hint(int layer, const int64_t* ids, int64_t n, bool sweep) {
     check(layer, ids, n);
     const std::lock_guard lock(mutex_);
     if (closed_) throw closed_error();
     for (const int expert : distinct(layer, ids, n)) {
         if (residency_.find(layer, expert) >= 0) continue;
-        const int slot = n_waiting_ ? -1 : take_slot(layer, expert, Why::hint, false);
+        const int slot = starving() ? -1 : take_slot(layer, expert, sweep ? Why::ahead : Why::hint, false);
         if (slot < 0) {
             ++stats_.hints_dropped;
             continue;
@@ -141,6 +141,16 @@ StoreStats Store::stats() const {
     s.bytes_resident = closed_ ? 0 : bytes_resident_;
     s.hints_unused = s.hints_issued - s.hints_useful - s.hints_wasted - s.hints_cancelled - s.hints_failed;
     return s;
+}
+
+std::vector<uint8_t> Store::resident() const {
+    int64_t n_experts = 0;
+    for (const ExpertLayer& layer : options_.layers) n_experts = std::max(n_experts, layer.n_experts);
+    std::vector<uint8_t> found(options_.layers.size() * size_t(n_experts));
+    const std::lock_guard lock(mutex_);
+    for (const Slot& s : slots_)
+        if (s.state == State::ready) found[size_t(s.layer * n_experts + s.expert)] = 1;
+    return found;
 }
 
 std::vector<std::string> Store::take_notes() {

@@ -105,7 +105,8 @@ public:
     // used once and there may be more than fit (see Residency).
     Lease acquire(int layer, const int64_t* ids, int64_t n, bool sweep = false);
     // Experts that will likely be asked for: reads those that are missing where a slot can be had and no demand wants it.
-    void hint(int layer, const int64_t* ids, int64_t n);
+    // `sweep`: by a sweep; takes no slot but free ones and what sweeps left behind.
+    void hint(int layer, const int64_t* ids, int64_t n, bool sweep = false);
     // A new token begins. Hints that waited for a whole token are dropped.
     void next_token();
     // Ends the readers after the reads they are in, and every wait with an error. Leases keep their memory. Idempotent.
@@ -113,6 +114,7 @@ public:
 
     StoreStats stats() const;
     std::vector<std::string> take_notes();  // what a person should be told once
+    std::vector<uint8_t> resident() const;  // by layer and expert (as many as the layer with most has): 1 where it is in memory
     int n_layers() const { return int(options_.layers.size()); }
     const ExpertLayer& layer(int layer) const { return options_.layers.at(size_t(layer)); }
     int64_t slot_bytes() const { return slot_bytes_; }
@@ -172,10 +174,11 @@ private:
     void unpin(int slot);
     std::unique_ptr<StoreError> describe(const Job& job, const ReadResult& result, const std::string& message, bool finite) const;
     StoreError closed_error() const;
-    // Leases (lease.cpp).
+    // Leases (leasing.cpp).
     void join(LeaseState& l, size_t want, int slot);
     bool place_next(LeaseState& l, bool desperate);
     void serve_waiting();
+    bool starving() const;
     void collect(LeaseState& l, std::vector<Expert>& out);
     bool hopeless(const LeaseState& l) const;
     StoreError full_error(const LeaseState& l) const;

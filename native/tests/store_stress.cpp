@@ -72,7 +72,7 @@ void use(Store& store, std::mt19937& random, std::atomic<int64_t>& checked) {
     for (int64_t& id : ids) id = any(kExperts);
     Lease lease = store.acquire(layer, ids.data(), int64_t(ids.size()), sweep);
     if (any(6) == 0) return;  // given up before anything came
-    if (any(3) == 0) store.hint(1 + layer % kLayers, ids.data(), int64_t(ids.size()));
+    if (any(3) == 0) store.hint(1 + layer % kLayers, ids.data(), int64_t(ids.size()), sweep);
     std::vector<Expert> ready, all;
     while (lease.next(ready)) {
         for (const Expert& expert : ready) check(lease, layer, expert);

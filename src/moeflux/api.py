@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
-from moeflux.core.config import EngineConfig, Kv
+from moeflux.core.config import EngineConfig, Hints, Kv
 from moeflux.runtime import engine as runtime
 from moeflux.runtime.experts import Progress
 from moeflux.session.generate import Token, generate
@@ -31,6 +32,11 @@ def load(
     kv: Kv = "bf16",
     sequences: int = 1,
     prefixes: int | str = 0,
+    hints: Hints = "both",
+    policy: str = "lru",
+    reader: Literal["native", "python"] = "native",
+    slots: int | None = None,
+    ring: int = 0,
     progress: Progress | None = None,
 ) -> Engine:
     """Open a model folder in place. An option that would do nothing is refused with the reason.
@@ -40,8 +46,10 @@ def load(
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
     `kv`: keys and values are rounded to bf16 when they are computed; "f32" keeps them whole in twice the memory.
     `sequences` that run at the same time, and bytes for `prefixes` whose states are kept, are counted in the plan.
+
+    The others never change a result: `hints` (how later layers' experts are foreseen), `policy` (which expert makes room),
+    `reader`, `slots` (experts in memory at most, where that shall be fewer than the budget holds), `ring` (expert dispatches
+    in flight, where a backend runs layer by layer).
     """
-    config = EngineConfig(
-        Path(path), backend, threads, ram, vram, context, isa, kv=kv, sequences=sequences, prefixes=prefixes
-    )
-    return Engine(config, progress)
+    options = (hints, policy, reader, slots, ring, kv, sequences, prefixes)
+    return Engine(EngineConfig(Path(path), backend, threads, ram, vram, context, isa, *options), progress)

@@ -100,7 +100,7 @@ def test_experts_may_arrive_one_by_one():
     ids = np.argsort(random.normal(size=(9, 8)), axis=-1)[:, :2].copy()
     weights = random.uniform(size=(9, 2)).astype(np.float32)
     with engine.model.experts.acquire(1, np.arange(8)[None]) as lease:
-        ((bank, experts),) = lease.arrivals()
+        bank, experts = next(lease.arrivals())  # all are in memory
         whole = ops.experts(x, ids, weights, [(bank, experts)])
         for portions in ([[5, 3], [0, 1, 2, 4, 6, 7]], [[e] for e in range(7, -1, -1)]):
             np.testing.assert_array_equal(ops.experts(x, ids, weights, [(bank, some) for some in portions]), whole)

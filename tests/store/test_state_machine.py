@@ -27,12 +27,13 @@ POLICY = st.sampled_from(["lru", "lfru"])
 class Held:
     """A lease and what the model knows of it."""
 
-    def __init__(self, lease, layer: int, ids: list[int]) -> None:
+    def __init__(self, lease, layer: int, ids: list[int], protects: set[tuple[int, int]] | None) -> None:
         self.lease = lease
         self.layer = layer
         self.left = set(ids)  # not handed out
         self.open: set[int] = set()  # handed out, not released
         self.failed = False
+        self.protects = protects  # where this token keeps what it has asked for
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -55,28 +56,31 @@ class StoreMachine(RuleBasedStateMachine):
     def slots(self, *states: str) -> list[tuple[int, int]]:
         return [(layer, expert) for layer, expert, _, state in self.store.native.slots() if state in states]
 
+    @invariant()
+    def forget_evicted(self):
+        """What a demand has taken away is not protected when a sweep brings it back."""
+        self.this_token &= set(self.slots("ready", "leased"))
+
     # Calls.
 
     @precondition(lambda self: not self.closed and len(self.leases) < 4)
     @rule(layer=LAYER, ids=IDS, sweep=st.booleans())
     def acquire(self, layer, ids, sweep):
-        self.leases.append(Held(self.store.acquire(layer, ids, sweep=sweep), layer, ids))
-        if not sweep:
-            self.this_token |= {(layer, expert) for expert in ids}
+        protects = None if sweep else self.this_token
+        self.leases.append(Held(self.store.acquire(layer, ids, sweep=sweep), layer, ids, protects))
 
     @precondition(lambda self: not self.closed)
-    @rule(layer=LAYER, ids=IDS)
-    def hint(self, layer, ids):
-        protected = set(self.slots("ready", "leased")) & self.this_token
+    @rule(layer=LAYER, ids=IDS, sweep=st.booleans())
+    def hint(self, layer, ids, sweep):
         leased = set(self.slots("leased"))
-        self.store.hint(layer, ids)
-        assert protected <= set(self.slots("ready", "leased"))
+        self.store.hint(layer, ids, sweep=sweep)
+        assert self.this_token <= set(self.slots("ready", "leased"))
         assert leased <= set(self.slots("leased"))
 
     @rule()
     def next_token(self):
         self.store.next_token()
-        self.this_token.clear()
+        self.this_token = set()
 
     @precondition(lambda self: len(self.jobs) < 6)
     @rule()
@@ -107,6 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
         del job
 
     def serve(self, job):
+        self.forget_evicted()
         job.buffer[:] = np.frombuffer(self.experts.contents[job.layer, job.expert][job.component], np.uint8)
         job.finish(job.length)
 
@@ -170,6 +175,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert ready == sorted(ready)
         lease.left -= set(ready)
         lease.open |= set(ready)
+        if lease.protects is not None:
+            lease.protects |= {(lease.layer, expert) for expert in ready}
         assert ready or not wait or not lease.left
         return bool(ready)
 

@@ -136,7 +136,7 @@ def test_a_sweep_leaves_the_rest_of_memory_alone(tmp_path):
         with store.acquire(2, range(24), sweep=True) as lease:
             for _ in range(24):
                 fill(store, experts)
-                ready = lease.next()
+                ready = lease.next(wait=False)
                 assert len(ready) <= 2
                 lease.release(ready)
                 if not lease.native.left:
@@ -147,6 +147,26 @@ def test_a_sweep_leaves_the_rest_of_memory_alone(tmp_path):
         with store.acquire(2, range(24), sweep=True) as lease:  # what the first one left is found by the second
             lease.next()
         assert store.stats().since(before).hits == 2
+
+
+def test_hints_for_a_sweep_take_only_what_sweeps_left(tmp_path):
+    experts = make_experts(tmp_path, n_experts=24)
+    with experts.open(n_slots=8, reader="manual", k=1, sweep_slots=2) as store:
+        load(store, experts, 0, range(6))
+        with store.acquire(1, range(24), sweep=True) as lease:
+            while lease.native.left:
+                store.hint(2, [7], sweep=True)  # its slots are all in use
+                assert store.stats().hints_issued == 0
+                fill(store, experts)
+                lease.release(lease.next(wait=False))
+        store.next_token()
+        store.hint(2, range(24), sweep=True)
+        fill(store, experts)
+        kept = resident(store)
+        assert {(0, expert) for expert in range(6)} | {(2, 0), (2, 1)} == kept
+        with store.acquire(2, range(24), sweep=True) as lease:
+            assert lease.next(wait=False) == [0, 1]
+        assert store.stats().hints_useful == 2
 
 
 def test_a_sweep_that_keeps_everything_is_an_error(tmp_path):

@@ -34,6 +34,7 @@ OWNERS = {
     "fastapi": {"server"},
     "uvicorn": {"server"},
     "prometheus_client": {"server"},
+    "matplotlib": {"bench"},
     "moeflux._native": {"backends/native", "store"},
 }
 

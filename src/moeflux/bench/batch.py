@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from moeflux.bench.limits import Samples
+from moeflux.bench.routing import TokenStream
 from moeflux.runtime.batch import Segment
 from moeflux.runtime.batching import Batcher
 from moeflux.runtime.engine import Engine
 
-SEED = 0
 SIZES = (1, 2, 4, 8)
 
 
@@ -47,19 +44,18 @@ def bench_batch(
     tokens: int = 16,
     context: int = 32,
     repeats: int = 3,
-    vocabulary: int | None = None,
+    routing: str = "uniform",
 ) -> list[BatchRow]:
-    """Each sequence has tokens of its own, drawn evenly from `vocabulary` different ones; fewer mean more locality.
+    """Each sequence has a stream of tokens of its own: with "local" routing, topics of its own.
 
     Sizes take turns within a repeat, so that a drift of the machine meets all of them.
     """
-    random = np.random.default_rng(SEED)
-    chosen = random.choice(engine.spec.vocab, size=min(vocabulary or engine.spec.vocab, engine.spec.vocab), replace=False)
+    streams = [TokenStream(routing, engine.spec.vocab, seed) for seed in range(max(sizes))]
     rates: dict[int, list[float]] = {size: [] for size in sizes}
     reads: dict[int, list[tuple[int, int, int]]] = {size: [] for size in sizes}
     for _ in range(repeats):
         for size in sizes:
-            seconds, read = _decode(engine, size, tokens, context, random, chosen)
+            seconds, read = _decode(engine, streams[:size], tokens, context)
             rates[size].append(size * tokens / seconds)
             reads[size].append(read)
     rows = []
@@ -70,18 +66,14 @@ def bench_batch(
     return rows
 
 
-def _decode(
-    engine: Engine, size: int, tokens: int, context: int, random: np.random.Generator, chosen: npt.NDArray[np.int64]
-) -> tuple[float, tuple[int, int, int]]:
+def _decode(engine: Engine, streams: Sequence[TokenStream], tokens: int, context: int) -> tuple[float, tuple[int, int, int]]:
     """Seconds, and bytes read, hits and experts asked for meanwhile."""
-    batcher = Batcher(engine)
-    for _ in range(size):
-        sequence = engine.sequence()
-        step = engine.plan.chunk_tokens
-        prompt = random.choice(chosen, context).tolist()
-        for start in range(0, context, step):
-            engine.forward(Segment(sequence, prompt[start : start + step], "none"))
-        text = iter(random.choice(chosen, tokens).tolist())
+    batcher, chunk = Batcher(engine), engine.plan.chunk_tokens
+    for stream in streams:
+        sequence, prompt = engine.sequence(), stream.take(context)
+        for start in range(0, context, chunk):
+            engine.forward(Segment(sequence, prompt[start : start + chunk], "none"))
+        text = iter(stream.take(tokens))
         batcher.submit(sequence, [next(text)], partial(_follow, text))
     store = engine.model.experts.store
     before, begin = store.stats(), time.perf_counter()

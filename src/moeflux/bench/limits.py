@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from moeflux.backends.native.ops import NativeOps
+from moeflux.formats.checkpoint import Checkpoint
+from moeflux.runtime.drive import ExpertReads
+from moeflux.runtime.engine import Engine
+from moeflux.runtime.page_cache import forget
 
 BUFFER_BYTES = 2**30
+DRIVE_SECONDS = 0.5  # of each look at the drive
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,11 @@ class Samples:
     @property
     def median(self) -> float:
         return median(self.values)
+
+    @property
+    def around(self) -> tuple[float, ...]:
+        """Of a limit that was looked at before, between and after repeats: what it was around each of them."""
+        return tuple((a + b) / 2 for a, b in pairwise(self.values))
 
 
 class Limits:
@@ -49,3 +61,39 @@ class Limits:
     def multiply(self) -> Samples:
         """Multiply-adds per second."""
         return Samples(tuple(self._multiply))
+
+
+class DriveLimit:
+    """What the drive gives of an engine's experts, by the readers that its plan chose. Sampled like `Limits`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._direct, self._n_readers = engine.plan.direct, engine.plan.n_readers
+        self._checkpoint = Checkpoint(engine.config.model, engine.spec.names)
+        self._reads = ExpertReads(self._checkpoint, [layer for layer, _ in engine.spec.moe_layers()])
+        self._rates: list[float] = []
+        self.cold = True  # all samples were
+        self.forget()
+
+    @property
+    def rate(self) -> Samples:
+        """Bytes per second."""
+        return Samples(tuple(self._rates))
+
+    def sample(self, seconds: float = DRIVE_SECONDS) -> None:
+        found = self._reads.sample(self._direct, self._n_readers, seconds)
+        self._rates.append(found.bytes_s)
+        self.cold = self.cold and found.cold
+        self.forget()
+
+    def forget(self) -> None:
+        """What buffered reads have left in the page cache."""
+        if self._direct:
+            return
+        for path in self._checkpoint.files.paths:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            forget(descriptor, 0, 0)
+            os.close(descriptor)
+
+    def close(self) -> None:
+        self._reads.close()
+        self._checkpoint.close()

@@ -3,6 +3,10 @@
 Codes are drawn from a pool of random bytes that is read over and over at shifting places, so that tens of gigabytes
 cost no more than copying. Scales are set so that activations keep their size from layer to layer and routing follows
 the token. The same config and seed give the same bytes.
+
+Tokens belong to topics, `TOPIC_TOKENS` neighbours each, whose embeddings are alike. So a text that stays with a topic asks
+for some of the same experts again from token to token, as real text does of trained models (bench/routing.py makes such
+texts), and one of random tokens asks for any expert alike.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ from moeflux.runtime.codecs import planned_codec, planned_experts
 SHARD_BYTES = 4 * 2**30
 POOL_BYTES = 16 * 2**20
 RESIDUAL_GAIN = 0.3  # of the projections that write into the residual stream
+TOPIC_TOKENS = 64
+TOPIC_SHARE = 0.8  # of the columns of an embedding are its topic's: the correlation of two tokens of one topic
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
 Values = npt.NDArray[Any]
@@ -154,21 +160,32 @@ class _Pool:
 
     def blocks(self, item: Stored) -> Iterator[Values]:
         """The array in pieces of at most the pool's size."""
-        left = prod(item.component.shape)
-        if item.component.dtype == "U32":
-            yield from self._raw(left * 4)
+        if item.kind == "embedding" and item.component.name == "weight":
+            yield from self._embeddings(item)
             return
+        left = prod(item.component.shape)
         while left:
-            n = min(left, len(self._numbers))
-            yield self._values(item, n).astype(STORAGE[item.component.dtype], copy=False)
-            left -= n
-
-    def _raw(self, left: int) -> Iterator[Values]:
-        while left:
-            self._at = (self._at + 4099 * 4) % (POOL_BYTES // 2)
-            block = self._bytes[self._at : self._at + min(left, POOL_BYTES // 2)]
+            block = self._some(item, left)
             yield block
             left -= len(block)
+
+    def _embeddings(self, item: Stored) -> Iterator[Values]:
+        """Rows whose first columns are those of their topic's first row."""
+        n_rows, row = item.component.shape
+        step = max(1, len(self._numbers) // row // TOPIC_TOKENS) * TOPIC_TOKENS
+        for start in range(0, n_rows, step):
+            n = min(step, n_rows - start)
+            rows = self._some(item, n * row).reshape(n, row).copy()
+            shared = rows[::TOPIC_TOKENS, : int(TOPIC_SHARE * row)]
+            rows[:, : shared.shape[1]] = np.repeat(shared, TOPIC_TOKENS, axis=0)[:n]
+            yield rows
+
+    def _some(self, item: Stored, n: int) -> Values:
+        """`n` numbers as they are stored, or fewer."""
+        if item.component.dtype != "U32":
+            return self._values(item, min(n, len(self._numbers))).astype(STORAGE[item.component.dtype], copy=False)
+        self._at = (self._at + 4099 * 4) % (POOL_BYTES // 2)
+        return self._bytes[self._at : self._at + min(4 * n, POOL_BYTES // 2)].view("<u4")
 
     def _values(self, item: Stored, n: int) -> Values:
         self._at = (self._at + 4099 * 4) % (POOL_BYTES // 2)

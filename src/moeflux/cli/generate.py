@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from moeflux.api import load
-from moeflux.cli.options import Context, Ram, Threads
+from moeflux.cli.options import Context, Isa, Ram, Threads, Trace
 from moeflux.cli.progress import byte_bar
+from moeflux.cli.tracing import check_trace, tracing
 
 
 def generate(
@@ -22,13 +23,16 @@ def generate(
     threads: Threads = None,
     ram: Ram = None,
     context: Context = None,
-    isa: Annotated[str, typer.Option(help="auto, avx512_vnni, avx2 or generic.")] = "auto",
+    isa: Isa = "auto",
+    trace: Trace = None,
 ) -> None:
     """Continue a text, always with the most likely token."""
+    check_trace(trace)
     text = sys.stdin.read() if prompt == "-" else prompt
     with (
         byte_bar("loading") as progress,
         load(model, backend=backend, threads=threads, ram=ram, context=context, isa=isa, progress=progress) as engine,
+        tracing(engine, trace),
     ):
         for note in engine.notes:
             print(note, file=sys.stderr)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from moeflux.backends.ops import Ops
 from moeflux.backends.registry import open_backend
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import ClosedError, InputError
+from moeflux.core.errors import ClosedError, InputError, OptionError
 from moeflux.core.log import log
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
@@ -33,6 +33,7 @@ from moeflux.runtime.sizes import measure
 from moeflux.runtime.trace import Trace
 from moeflux.runtime.trunk import check_trunk, load_trunk
 from moeflux.store.store import StoreOptions
+from moeflux.store.trace import TraceRecorder
 
 F32 = npt.NDArray[np.float32]
 
@@ -131,6 +132,15 @@ class Engine:
                 where="option 'context'",
                 hint=f"load the model with context={n_tokens} or more",
             )
+
+    def record_routing(self) -> TraceRecorder:
+        """From now on, which experts every token chooses. `save` it at the end; `moeflux bench replay` judges it."""
+        (n_experts, k), *others = {(moe.router.n_experts, moe.router.k) for _, moe in self.spec.moe_layers()}
+        if others:
+            raise OptionError("layers with different numbers of experts have no trace", where=str(self.config.model))
+        recorder = TraceRecorder(self.config.model.name, [layer for layer, _ in self.spec.moe_layers()], n_experts, k)
+        self.model.experts.record(recorder)
+        return recorder
 
     def close(self) -> None:
         """Lets every file and weight go. Closing twice is fine."""

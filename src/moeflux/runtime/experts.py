@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from moeflux.backends.ops import Handle, Ops
@@ -18,6 +19,7 @@ from moeflux.formats.checkpoint import Checkpoint
 from moeflux.models.spec import ModelSpec
 from moeflux.store.store import ExpertStore, StoreOptions
 from moeflux.store.store import Lease as StoreLease
+from moeflux.store.trace import TraceRecorder
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Ids = npt.NDArray[Any]  # [T, k]
@@ -28,11 +30,10 @@ DECODE_TOKENS = 8  # more are a prompt: a sweep over experts, each used once
 class Lease:
     """Experts that were asked for, handed out as they arrive. Used once, by one thread, until it is released."""
 
-    def __init__(self, lease: StoreLease, ops: Ops, n_experts: int, *, sweep: bool) -> None:
+    def __init__(self, lease: StoreLease, ops: Ops, n_experts: int) -> None:
         self._lease: StoreLease | None = lease
         self._ops = ops
         self._n_experts = n_experts
-        self._sweep = sweep
 
     def arrivals(self) -> Iterator[tuple[Handle, list[int]]]:
         """A bank and the experts in it: those in memory first. Good until the next one is asked for."""
@@ -41,8 +42,7 @@ class Lease:
             for expert in experts:
                 self._ops.put_expert(bank, expert, self._open.matrices(expert))
             yield bank, experts
-            if self._sweep:
-                self._open.release(experts)
+            self._open.release(experts)  # what is still waited for may need the slots
 
     @property
     def _open(self) -> StoreLease:
@@ -73,10 +73,16 @@ class Experts:
         self._k = max(moe.router.k for _, moe in spec.moe_layers())
         self.store = ExpertStore(checkpoint, self._tables, options)
         self.stream: Handle | None = ops.open_stream(self.store.native, hints, self._k)
+        self._recorder: TraceRecorder | None = None
 
     @property
     def n_experts(self) -> int:
         return self.store.n_experts
+
+    @property
+    def expert_bytes(self) -> dict[int, int]:
+        """By layer: of one expert on the drive."""
+        return {layer: table.layout.nbytes for layer, table in self._tables.items()}
 
     def load_all(self, progress: Progress | None = None) -> None:
         """Every expert into memory, for a store that has a slot for each."""
@@ -88,11 +94,29 @@ class Experts:
             if progress:
                 progress(done, total)
 
+    def record(self, recorder: TraceRecorder) -> None:
+        """From now on it is told what every forward chose."""
+        self._recorder = recorder
+        if self.stream is not None:
+            self.stream.record(True)
+
+    def begin_step(self, tokens: Sequence[int]) -> None:
+        if self._recorder:
+            self._recorder.begin(tokens)
+
+    def end_streamed_step(self) -> None:
+        """After a forward in one call: layer by layer, `acquire` tells the recorder."""
+        if self._recorder and self.stream is not None:
+            ids = np.frombuffer(self.stream.routed, dtype=np.int16).reshape(len(self._tables), -1, self._k)
+            for layer, chosen in zip(self._tables, ids, strict=True):
+                self._recorder.record(layer, chosen)
+
     def acquire(self, layer: int, ids: Ids) -> Lease:
         """ids [T, k]. Starts the reads that are missing and waits for none."""
-        sweep = len(ids) > DECODE_TOKENS
-        lease = self.store.acquire(layer, ids, sweep=sweep)
-        return Lease(lease, self._ops, self._tables[layer].n_experts, sweep=sweep)
+        if self._recorder:
+            self._recorder.record(layer, ids)
+        lease = self.store.acquire(layer, ids, sweep=len(ids) > DECODE_TOKENS)
+        return Lease(lease, self._ops, self._tables[layer].n_experts)
 
     def close(self) -> None:
         self.store.close()

@@ -76,10 +76,12 @@ def _run(model: Model, batch: Batch) -> list[F32 | None]:
 def _run_layers(model: Model, batch: Batch, x: Array, record: LayerRecord | None) -> Array:
     layers = model.trunk.layers
     stream = model.experts.stream
+    model.experts.begin_step(batch.tokens())
     if record is None and stream is not None:
         with native_errors():
             y = model.ops.run_layers(layers, x, batch.spans, stream)
         if y is not None:
+            model.experts.end_streamed_step()
             return y
     model.experts.store.next_token()
     for index in range(len(layers)):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 import moeflux._native as _native
 from moeflux.core.errors import ReadError
@@ -44,6 +44,8 @@ class FileReader:
         except OSError as error:
             raise ReadError(error.strerror or str(error), where=str(path)) from error
         self._direct = -1
+        self._refused = False  # by the file system, at the first read
+        self._lock = Lock()
         if direct:
             try:
                 self._direct = os.open(path, flags | os.O_DIRECT)
@@ -52,12 +54,11 @@ class FileReader:
 
     def read(self, offset: int, into: memoryview) -> Outcome:
         outcome = Outcome()
-        if self._direct >= 0:
+        if self._direct >= 0 and not self._refused:
             self._read_direct(offset, into, outcome)
             if outcome.error != errno.EINVAL:
                 return outcome
-            log.warning("%s: direct reads are refused; it is read through the page cache", self._path)
-            self._direct = -1
+            self._refuse()
             outcome.done = outcome.error = 0
         self._read_buffered(offset, into, outcome)
         return outcome
@@ -66,6 +67,12 @@ class FileReader:
         for descriptor in (self._buffered, self._direct):
             if descriptor >= 0:
                 os.close(descriptor)
+
+    def _refuse(self) -> None:
+        with self._lock:
+            if not self._refused:
+                log.warning("%s: direct reads are refused; it is read through the page cache", self._path)
+            self._refused = True
 
     def _read_buffered(self, offset: int, into: memoryview, outcome: Outcome) -> None:
         while outcome.done < len(into):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,8 @@ from moeflux.core.errors import OptionError
 from moeflux.store.policy import Residency, layer_floor
 from moeflux.store.trace import RoutingTrace
 
-PREDICTIONS = ("none", "previous", "perfect")
+Prediction = Literal["none", "previous", "perfect"]
+PREDICTIONS = get_args(Prediction)
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class ReplayResult:
 
     n_slots: int
     policy: str
-    prediction: str
+    prediction: Prediction
     asked: int  # distinct experts
     hits: int
     named: int  # of these, named by the prediction
@@ -52,13 +54,14 @@ def replay(
     trace: RoutingTrace,
     n_slots: int,
     policy: str = "lru",
-    prediction: Literal["none", "previous", "perfect"] = "none",
+    prediction: Prediction = "none",
     warmup: int = 0,
+    look: Callable[[int, Residency], None] | None = None,
 ) -> ReplayResult:
     """Run a trace through a store that starts empty. Counting begins after `warmup` steps.
 
     `previous`: a layer will ask for what it asked for in the step before. `perfect`: for what it will ask for, one layer
-    ahead, as the bound of any prediction.
+    ahead, as the bound of any prediction. `look` is told the number of each step when it is over.
     """
     if prediction not in PREDICTIONS:
         hint = f"one of {', '.join(PREDICTIONS)}"
@@ -84,6 +87,8 @@ def replay(
             hits += len(wanted[layer]) - len(misses)
             named += len(wanted[layer] & guesses[layer])
         previous = wanted
+        if look:
+            look(number, residency)
     useful = residency.hints_useful - before
     return ReplayResult(n_slots, policy, prediction, asked, hits, named, issued, useful)
 

@@ -159,10 +159,13 @@ class ExpertStore:
         table = self._tables[layer]
         return Lease(lease, table, f"{self._paths[table.sources[0][0].file].name}: layer {layer}")
 
-    def hint(self, layer: int, ids: Ids) -> None:
-        """Experts that will likely be asked for. May do nothing."""
+    def hint(self, layer: int, ids: Ids, *, sweep: bool = False) -> None:
+        """Experts that will likely be asked for. May do nothing.
+
+        `sweep`: by a sweep; takes no slot but free ones and what sweeps left behind.
+        """
         with native_errors():
-            self.native.hint(layer, _array(ids))
+            self.native.hint(layer, _array(ids), sweep)
 
     def next_token(self) -> None:
         self.native.next_token()
@@ -170,6 +173,10 @@ class ExpertStore:
     def stats(self) -> StoreStats:
         self._tell_notes()
         return StoreStats(**self.native.stats())
+
+    def resident(self) -> npt.NDArray[np.bool_]:
+        """[layer, expert]: whether all its bytes are in memory now. Cheap enough for every token."""
+        return np.frombuffer(self.native.resident(), dtype=np.bool_).reshape(max(self._tables) + 1, -1)
 
     def close(self) -> None:
         """Ends the readers after the reads they are in; whoever waits gets a ClosedError. Closing twice is fine."""

@@ -117,6 +117,13 @@ class TraceRecorder:
             raise StateError(f"ids of shape {list(ids.shape)} do not belong here", where=f"layer {layer}")
         self._open[layer] = ids.astype(np.int16)
 
+    def last_step(self) -> npt.NDArray[np.int16]:
+        """[T, L, K] of the latest step that was finished."""
+        self._finish()
+        if not self._done:
+            raise StateError("nothing was recorded yet")
+        return self._done[-1]
+
     def trace(self) -> RoutingTrace:
         self._finish()
         empty = np.empty((0, len(self._layers), self._k), dtype=np.int16)

@@ -1,0 +1,104 @@
+"""Memory of a process that measures: a budget for all of it, of which the engine gets what measuring itself leaves.
+
+A share of the experts is turned into the budget that holds it, so that everything else (chunks, readers) is what that budget
+gives: a number of slots alone would leave the rest as if memory were plenty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from moeflux.core.config import EngineConfig
+from moeflux.core.errors import BudgetError, OptionError
+from moeflux.core.units import format_bytes
+from moeflux.formats.checkpoint import Checkpoint, read_config
+from moeflux.models.registry import read_spec
+from moeflux.models.spec import ModelSpec
+from moeflux.runtime.memory import default_budget, free_memory, used_at_most, used_now
+from moeflux.runtime.needs import DEFAULT_CONTEXT, ROUNDING, Needs, Resources
+from moeflux.runtime.plan import make_plan
+from moeflux.runtime.probe import DEPTHS
+from moeflux.runtime.sizes import Sizes, measure
+from moeflux.runtime.slot_size import PAGE
+
+MIB = 2**20
+BUFFER_BYTES = 2**28  # that is read to know how fast memory is
+
+
+@dataclass(frozen=True)
+class Room:
+    """`own`: bytes that measuring takes; the engine's budget is the rest."""
+
+    budget: int
+    own: int
+    config: EngineConfig
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """What a measurement took, when it is over."""
+
+    budget: int
+    planned: int  # by the engine's plan
+    own: int  # by measuring
+    peak: int  # of the process, since it began
+
+    @property
+    def within(self) -> bool:
+        return self.peak <= self.budget
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "within": self.within}
+
+
+def make_room(config: EngineConfig, share: float | None = None) -> Room:
+    """`share`: of the experts in memory, instead of `config.slots`. Either makes the budget where `config.ram` is None."""
+    spec = read_spec(read_config(config.model))
+    checkpoint = Checkpoint(config.model, spec.names)
+    try:
+        sizes = measure(spec, checkpoint)
+    finally:
+        checkpoint.close()
+    if share is not None:
+        if config.slots is not None or not 0 < share <= 1:
+            hint = "a share of the experts above 0 and up to 1, or --slots"
+            raise OptionError(f"{share:g} cannot be held", where="option 'share'", hint=hint)
+        config = replace(config, slots=max(1, round(share * sizes.n_experts)))
+    own = BUFFER_BYTES + max(DEPTHS) * (max(map(max, sizes.expert_parts)) + 2 * PAGE)
+    free, used = free_memory(), used_now()
+    budget = config.ram_bytes
+    if budget is None:
+        wanted = config.slots
+        budget = default_budget(free, used) if wanted is None else own + _budget_for(wanted, config, spec, sizes)
+    if budget > free + used:
+        what = f"a budget of {format_bytes(budget)}, but {format_bytes(free + used)} are free"
+        raise BudgetError(what, where="memory", hint="a smaller --share or --slots, or --ram")
+    if budget <= own:
+        raise BudgetError(
+            f"a budget of {format_bytes(budget)} is too small: what the bench measures with takes {format_bytes(own)} of it",
+            where="option 'ram'",
+        )
+    return Room(budget, own, replace(config, ram=budget - own))
+
+
+def memory_use(room: Room, planned: int) -> MemoryUse:
+    return MemoryUse(room.budget, planned, room.own, used_at_most())
+
+
+def _budget_for(n_slots: int, config: EngineConfig, spec: ModelSpec, sizes: Sizes) -> int:
+    """The smallest that holds so many experts, or close to it: larger chunks make steps where more budget holds fewer."""
+    context = config.context or min(DEFAULT_CONTEXT, spec.context)
+    kept = {"sequences": config.sequences, "prefixes": config.prefix_bytes}
+    resources = Resources(0, used_now(), config.n_threads, context, n_readers=max(DEPTHS), kv=config.kv, **kept)
+    needs = Needs(spec, sizes, resources)
+    wanted = min(max(n_slots, needs.fewest_slots), sizes.n_experts)
+
+    def holds(budget: int) -> bool:
+        return make_plan(spec, sizes, replace(resources, budget=budget)).n_slots >= wanted
+
+    low, high = needs.smallest_budget, needs.resident_budget + ROUNDING
+    while high - low > MIB:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high + ROUNDING  # what the process uses has grown by the time that the engine plans

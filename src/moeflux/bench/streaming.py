@@ -1,0 +1,155 @@
+"""What streaming cost, and how near it came to the limit for the bytes that had to move.
+
+Those are the experts that a forward asked for and that were not in memory when it began: neither what a wrong hint read nor
+what was evicted too early counts as needed. The limit is perfect overlap: the slowest of the drive reading them, the memory
+giving all weights once per forward, and, for a prompt, arithmetic at the full rate of the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from moeflux.bench.limits import Samples
+from moeflux.bench.watch import Lap
+
+DRIVE, MEMORY, ARITHMETIC = "drive", "memory", "arithmetic"
+Times = dict[str, float]  # seconds of a lap that each of them needs
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the machine gave in the same run, before the first lap and after each. Per second."""
+
+    drive: Samples  # bytes, by the engine's own readers
+    read: Samples  # bytes of memory
+    multiply: Samples  # multiply-adds
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a lap cannot do without."""
+
+    trunk: int  # bytes of memory read per forward
+    state: int  # bytes of memory per token
+    macs: int  # per token; 0 where arithmetic does not count
+
+
+@dataclass(frozen=True)
+class Streaming:
+    laps: tuple[Lap, ...]
+    ceilings: Ceilings
+    work: Work
+    first: Lap  # from an empty store
+    setting: Mapping[str, Any]  # how experts were kept, foreseen and read
+    cold: bool
+
+    def times(self, lap: Lap, drive: float, read: float, multiply: float) -> Times:
+        """What perfect overlap would leave, at these rates."""
+        memory = lap.forwards * self.work.trunk + lap.needed_bytes + lap.tokens * self.work.state
+        times = {DRIVE: lap.missing_bytes / drive, MEMORY: memory / read}
+        return times | ({ARITHMETIC: self.work.macs * lap.tokens / multiply} if self.work.macs else {})
+
+    @property
+    def share_of_limit(self) -> tuple[float, float]:
+        return self._share(lambda times: max(times.values()))
+
+    @property
+    def share_of_drive_limit(self) -> tuple[float, float]:
+        """As if the drive alone took time."""
+        return self._share(lambda times: times[DRIVE])
+
+    @property
+    def share_of_overlap(self) -> tuple[float, float]:
+        """Against the drive, or all the rest as fast as it ran here without waiting: what better overlap could give."""
+        ran = [1 - lap.stats.stall_ns / 1e9 / lap.seconds for lap in self.laps]
+        drive = [t[DRIVE] / lap.seconds for lap, t in zip(self.laps, self._around(), strict=True)]
+        shares = [max(pair) for pair in zip(ran, drive, strict=True)]
+        return max(shares), median(shares)
+
+    @property
+    def bound(self) -> str:
+        """What the limit is made of, in most laps."""
+        names = [max(times, key=lambda name: times[name]) for times in self._around()]
+        return max(set(names), key=names.count)
+
+    @property
+    def limit_tok_s(self) -> float:
+        return median(lap.tokens / max(times.values()) for lap, times in zip(self.laps, self._around(), strict=True))
+
+    @property
+    def busy_gb_s(self) -> tuple[float, float]:
+        """Of the drive, while something was being read."""
+        return _best_median([lap.stats.bytes_read / max(1, lap.stats.read_busy_ns) for lap in self.laps])
+
+    @property
+    def overall_gb_s(self) -> tuple[float, float]:
+        return _best_median([lap.stats.bytes_read / lap.seconds / 1e9 for lap in self.laps])
+
+    @property
+    def share_of_drive(self) -> tuple[float, float]:
+        """What was read, useful or not, against what the drive could have read in that time."""
+        around = self.ceilings.drive.around
+        rates = [lap.stats.bytes_read / lap.seconds for lap in self.laps]
+        return max(rates) / self.ceilings.drive.best, median(r / a for r, a in zip(rates, around, strict=True))
+
+    def total(self, of: Callable[[Lap], float]) -> float:
+        return sum(map(of, self.laps))
+
+    def ratio(self, part: Callable[[Lap], float], whole: Callable[[Lap], float]) -> float | None:
+        """Over all laps; None where there was nothing."""
+        n = self.total(whole)
+        return self.total(part) / n if n else None
+
+    def per_token(self, of: Callable[[Lap], float]) -> float:
+        return self.total(of) / self.total(lambda lap: lap.tokens)
+
+    def as_dict(self) -> dict[str, Any]:
+        stats = "hits", "late", "joined", "misses", "asked", "hints_issued", "hints_useful", "hints_wasted", "evictions"
+        return {
+            **self.setting,
+            "cold": self.cold,
+            "hit_rate": self.ratio(lambda lap: lap.stats.hits, lambda lap: lap.stats.asked),
+            "hint_precision": self.ratio(lambda lap: lap.stats.hints_useful, lambda lap: lap.stats.hints_issued),
+            "hint_recall": self.hint_recall,
+            "guess_precision": self.ratio(lambda lap: lap.foreseen, lambda lap: lap.guessed),
+            "guess_recall": self.ratio(lambda lap: lap.foreseen, lambda lap: lap.asked),
+            "bytes_read_per_token": self.per_token(lambda lap: lap.stats.bytes_read),
+            "bytes_missing_per_token": self.per_token(lambda lap: lap.missing_bytes),
+            "stall_ms_per_token": self.per_token(lambda lap: lap.stats.stall_ns / 1e6),
+            "busy_gb_s": list(self.busy_gb_s),
+            "overall_gb_s": list(self.overall_gb_s),
+            "drive_gb_s": [self.ceilings.drive.best / 1e9, self.ceilings.drive.median / 1e9],
+            "share_of_drive": list(self.share_of_drive),
+            "limit_tok_s": self.limit_tok_s,
+            "bound": self.bound,
+            "share_of_limit": list(self.share_of_limit),
+            "share_of_drive_limit": list(self.share_of_drive_limit),
+            "share_of_overlap": list(self.share_of_overlap),
+            "first": {"tokens": self.first.tokens, "seconds": self.first.seconds, "bytes": self.first.stats.bytes_read},
+            "store": {name: sum(getattr(lap.stats, name) for lap in self.laps) for name in stats},
+        }
+
+    @property
+    def hint_recall(self) -> float | None:
+        """Share of the experts that had to be read whose reads a hint had begun."""
+        return self.ratio(lambda lap: lap.stats.hints_useful, lambda lap: lap.stats.hints_useful + lap.stats.misses)
+
+    def _around(self) -> list[Times]:
+        """For each lap, at the rates just before and after it."""
+        c = self.ceilings
+        rates = zip(c.drive.around, c.read.around, c.multiply.around, strict=True)
+        return [self.times(lap, *rate) for lap, rate in zip(self.laps, rates, strict=True)]
+
+    def _share(self, part: Callable[[Times], float]) -> tuple[float, float]:
+        """Against the best rates that were seen, the best lap; and the median of the laps, each at the rates around it."""
+        c = self.ceilings
+        best = [part(self.times(lap, c.drive.best, c.read.best, c.multiply.best)) / lap.seconds for lap in self.laps]
+        around = [part(times) / lap.seconds for lap, times in zip(self.laps, self._around(), strict=True)]
+        return max(best), median(around)
+
+
+def _best_median(values: list[float]) -> tuple[float, float]:
+    return max(values), median(values)

@@ -1,0 +1,99 @@
+"""Where experts lie, how they are read and foreseen, and how many dispatches wait: none of it changes a bit."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import moeflux
+from conftest import DATA
+from moeflux import Segment, Trace
+
+FAMILIES = ["qwen3_moe-4bit-f32", "qwen3_next-4bit-f32", "qwen3_5_moe_vl_fused-4bit-f32", "deepseek_v3-4bit-f32"]
+PROMPT, STEPS = 21, 10
+
+
+@cache
+def expected(name, backend):
+    """Logits of a prompt and of some steps after it, with every expert in memory; and the tokens."""
+    with moeflux.load(DATA / "mlx" / name, backend=backend) as engine:
+        return run(engine, 3)
+
+
+def run(engine, seed, trace=None):
+    random = np.random.default_rng(seed)
+    ids = random.integers(0, 512, PROMPT).tolist()
+    sequence = engine.sequence()
+    (last,) = engine.forward(Segment(sequence, ids, trace=trace))
+    rows = [last[0]]
+    for _ in range(STEPS):
+        ids.append(int(np.argmax(rows[-1])))
+        (last,) = engine.forward(Segment(sequence, ids[-1:], trace=trace))
+        rows.append(last[0])
+    return np.stack(rows), ids
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(FAMILIES),
+    slots=st.integers(2, 40),
+    policy=st.sampled_from(["lru", "lfru"]),
+    hints=st.sampled_from(["none", "previous", "lookahead", "both"]),
+    reader=st.sampled_from(["native", "python"]),
+    threads=st.integers(1, 3),
+)
+def test_streaming_equals_resident(name, slots, policy, hints, reader, threads):
+    options = {"slots": slots, "policy": policy, "hints": hints, "reader": reader, "threads": threads}
+    with moeflux.load(DATA / "mlx" / name, **options) as engine:
+        logits, ids = run(engine, 3)
+        stats = engine.model.experts.store.stats()
+    whole, tokens = expected(name, "native")
+    assert ids == tokens
+    np.testing.assert_array_equal(logits, whole)
+    assert stats.slots <= slots
+    assert stats.asked == stats.hits + stats.late + stats.joined + stats.misses
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    name=st.sampled_from(FAMILIES),
+    backend=st.sampled_from(["numpy", "native"]),
+    slots=st.integers(2, 20),
+    ring=st.integers(0, 3),
+    reader=st.sampled_from(["native", "python"]),
+)
+def test_the_depth_of_the_ring_does_not_matter(name, backend, slots, ring, reader):
+    """Layer by layer, as numpy always runs and as native does where something is recorded."""
+    with moeflux.load(DATA / "mlx" / name, backend=backend, slots=slots, ring=ring, reader=reader) as engine:
+        logits, ids = run(engine, 3, Trace() if backend == "native" else None)
+    whole, tokens = expected(name, backend)
+    assert ids == tokens
+    np.testing.assert_array_equal(logits, whole)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_batch_that_streams_equals_each_alone(name):
+    """Several sequences share every read, and a prompt may run beside a step."""
+    whole = [expected(name, "native")]
+    with moeflux.load(DATA / "mlx" / name, slots=6) as engine:
+        ids = whole[0][1]
+        first, second = engine.sequence(), engine.sequence()
+        engine.forward(Segment(first, ids[:PROMPT], "none"))
+        step, prompt = engine.forward(Segment(first, ids[PROMPT : PROMPT + 1]), Segment(second, ids[:PROMPT]))
+    np.testing.assert_array_equal(step[0], whole[0][0][1])
+    np.testing.assert_array_equal(prompt[0], whole[0][0][0])
+
+
+def test_two_engines_never_mix():
+    name = FAMILIES[2]
+    whole, tokens = expected(name, "native")
+    with moeflux.load(DATA / "mlx" / name, slots=3) as one, moeflux.load(DATA / "mlx" / name, slots=9) as other:
+        sequences = [(engine, engine.sequence()) for engine in (one, other)]
+        for start in range(0, PROMPT, 7):
+            rows = [engine.forward(Segment(sequence, tokens[start : start + 7]))[0] for engine, sequence in sequences]
+    for row in rows:
+        np.testing.assert_array_equal(row[0], whole[0])

@@ -1,0 +1,86 @@
+"""Measured forwards: which bytes had to move, and what the tokens' routing was like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moeflux.bench.routing import TokenStream, overlap
+from moeflux.bench.speed import bench_decode
+from moeflux.bench.synthetic import TOPIC_TOKENS, write_checkpoint
+from moeflux.bench.watch import Watch
+from moeflux.core.config import EngineConfig
+from moeflux.core.errors import OptionError
+from moeflux.runtime.batch import Segment
+from moeflux.runtime.engine import Engine
+from unit.test_synthetic import QUANT, QWEN
+
+WIDE = QWEN | QUANT | {"vocab_size": 4096, "num_experts": 64, "num_experts_per_tok": 4, "hidden_size": 256}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("watch") / "model"
+    write_checkpoint(WIDE, folder)
+    return folder
+
+
+def in_memory(engine) -> set[tuple[int, int]]:
+    return {(layer, expert) for layer, expert, _, state in engine.model.experts.store.native.slots() if state == "ready"}
+
+
+@pytest.mark.parametrize("hints", ["none", "both"])
+def test_missing_is_what_was_not_in_memory_when_the_token_began(model, hints):
+    with Engine(EngineConfig(model, threads=1, slots=96, hints=hints)) as engine:
+        recorder = engine.record_routing()
+        watch, sequence = Watch(engine, recorder), engine.sequence()
+        missing = needed = 0
+        for tokens in ([5, 6, 7, 8, 9, 10, 11, 12, 13, 14], *([token] for token in TokenStream("uniform", 4096).take(30))):
+            before = in_memory(engine)
+            watch.forward(Segment(sequence, tokens))
+            wanted = {(layer, int(e)) for row in recorder.last_step() for layer, ids in enumerate(row) for e in ids}
+            needed += len(wanted)
+            missing += len(wanted - before)
+        expert = engine.model.experts.expert_bytes[0]
+        lap, nothing = watch.lap(), watch.lap()
+    assert (lap.needed_bytes, lap.missing_bytes) == (needed * expert, missing * expert)
+    assert lap.stats.bytes_read >= lap.missing_bytes > 0
+    assert (lap.forwards, lap.tokens) == (31, 40)
+    assert lap.seconds >= lap.native_seconds > 0
+    assert nothing.tokens == nothing.seconds == nothing.missing_bytes == 0
+
+
+def test_everything_in_memory_misses_nothing(model):
+    with Engine(EngineConfig(model, threads=1)) as engine:
+        row = bench_decode(engine, tokens=3, context=4, repeats=2, routing="local")
+    assert row.streaming is None
+    assert row.overlap is not None
+
+
+def test_local_tokens_share_experts_with_the_token_before(model):
+    """As a share of all, measured on the model: by chance it is k / n_experts."""
+    found = {}
+    for routing in ("uniform", "local"):
+        with Engine(EngineConfig(model, threads=1, slots=64)) as engine:
+            found[routing] = bench_decode(engine, tokens=60, context=8, repeats=2, routing=routing).overlap
+    assert found["uniform"] == pytest.approx(4 / 64, abs=0.05)
+    assert 0.3 < found["local"] < 0.6
+
+
+def test_token_streams_repeat_and_stay_in_range():
+    for kind in ("uniform", "local"):
+        one, other = TokenStream(kind, 1000), TokenStream(kind, 1000)
+        tokens = one.take(3000)
+        assert tokens == other.take(1000) + other.take(2000)
+        assert set(tokens) <= set(range(1000))
+    topics = np.array(tokens) // TOPIC_TOKENS
+    assert 0.92 < (topics[1:] == topics[:-1]).mean() < 0.98
+    assert len(set(topics)) > 10
+    with pytest.raises(OptionError, match="neither"):
+        TokenStream("neither", 10)
+
+
+def test_overlap_counts_experts_of_the_same_layer():
+    earlier, later = np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), np.array([[4, 9, 2, 10], [1, 2, 3, 4]])
+    assert overlap(earlier, later) == 2 / 8
+    assert overlap(later, later) == 1
