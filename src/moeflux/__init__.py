@@ -6,6 +6,7 @@ from moeflux.core.errors import (
     CancelledError,
     ClosedError,
     ConfigError,
+    CutError,
     FormatError,
     InputError,
     MissingTensorError,
@@ -13,13 +14,17 @@ from moeflux.core.errors import (
     NumericError,
     OptionError,
     ReadError,
+    SnapshotError,
     StateError,
     UnsupportedModelError,
+    WriteError,
 )
 from moeflux.runtime.batch import Segment
 from moeflux.runtime.trace import Trace
 from moeflux.sampling.constraint import Grammar
 from moeflux.session.events import Finish, Token
+from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.session import Session, Usage
 
 __version__ = "0.1.0"
 
@@ -28,20 +33,27 @@ __all__ = [
     "CancelledError",
     "ClosedError",
     "ConfigError",
+    "CutError",
     "Engine",
     "Finish",
     "FormatError",
     "Grammar",
     "InputError",
+    "Limits",
     "MissingTensorError",
     "MoefluxError",
     "NumericError",
     "OptionError",
+    "PrefixStore",
     "ReadError",
     "Segment",
+    "Session",
+    "SnapshotError",
     "StateError",
     "Token",
     "Trace",
     "UnsupportedModelError",
+    "Usage",
+    "WriteError",
     "load",
 ]

@@ -62,6 +62,8 @@ def load(
     context: int | None = None,
     isa: str = "auto",
     kv: Kv = "bf16",
+    sequences: int = 1,
+    prefixes: int | str = 0,
     hints: Hints = "both",
     policy: str = "lru",
     reader: Literal["native", "python"] = "native",
@@ -79,11 +81,12 @@ def load(
     whenever they are used, which is slow and there to measure what it costs (`moeflux eval`).
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
     `kv`: keys and values are rounded to bf16 when they are computed; "f32" keeps them whole in twice the memory.
+    `sequences` that run at the same time, and bytes for `prefixes` whose states are kept, are counted in the plan.
 
     The others never change a result: `hints` (how later layers' experts are foreseen), `policy` (which expert makes room),
     `reader`, `slots` (experts in memory at most, where that shall be fewer than the budget holds), `ring` (expert dispatches
     in flight, where a backend runs layer by layer).
     """
     folder = demo_model() if path is None else Path(path)
-    options = (hints, policy, reader, slots, ring)
-    return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, *options, kv=kv, k=k, bits=bits), progress)
+    options = (hints, policy, reader, slots, ring, kv, sequences, prefixes, k, bits)
+    return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, *options), progress)

@@ -145,3 +145,16 @@ def test_wrong_arguments(model, tmp_path, args, code, words):
     assert "Traceback" not in result.stderr
     for word in words:
         assert word in result.stderr
+
+
+def test_batch(model):
+    result = moeflux("bench", "batch", model, "--tokens", 4, "--size", 1, "--size", 3, "--share", 0.5, "--repeats", 2)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["bench"] == "batch"
+    assert 0.3 < report["share"] <= 0.5
+    assert [(row["size"], row["tokens"]) for row in report["rows"]] == [(1, 4), (3, 12)]
+    for row in report["rows"]:
+        assert row["tok_s"][0] >= row["tok_s"][1] > 0
+        assert row["bytes_per_token"] > 0
+        assert 0 <= row["hit_rate"] <= 1

@@ -137,6 +137,7 @@ class History(RuleBasedStateMachine):
         def crash(*_, **__):
             raise Crash
 
+        self.prefixes.flush()  # its writer shall not be hit
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("pathlib.Path.rename", crash)
             patch.setattr("pathlib.Path.unlink", crash)
@@ -159,6 +160,19 @@ class History(RuleBasedStateMachine):
         for session in self.all:
             if session._prefixes is not None:
                 session._prefixes = self.prefixes
+
+    @rule(session=sessions, other=sessions, n=st.integers(1, 5))
+    def branch_off(self, session, other, n):
+        """Two go on from one state in different ways."""
+        if other is session or session.sequence.length > 600:
+            return
+        other.sequence.adopt(session.sequence.snapshot())
+        for s, branch in ((session, 3), (other, 4)):
+            s.advance(text(1, branch, s.sequence.length)[0])
+        for s, branch in ((session, 3), (other, 4)):
+            for token in text(n, branch, s.sequence.length):
+                logits = s.advance(token)
+            np.testing.assert_array_equal(logits, fresh_logits(self.name, s.sequence.tokens))
 
     @rule(session=sessions, other=sessions, branch=BRANCH)
     def side_by_side(self, session, other, branch):

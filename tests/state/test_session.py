@@ -213,17 +213,18 @@ def test_damaged_and_unfinished_files_are_no_harm(tmp_path, caplog):
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_full_disk_loses_nothing_but_itself(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [WriteError("no room"), ValueError("unforeseen")], ids=repr)
+def test_a_full_disk_loses_nothing_but_itself(tmp_path, monkeypatch, error):
     prefixes = PrefixStore(opened(HYBRID), Limits(100 * MB), tmp_path)
     session = Session(opened(HYBRID), prefixes)
 
     def full(*_):
-        raise WriteError("no room")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr("moeflux.session.disk.save_snapshot", full)
         synced(session, HYBRID, text(20), boundaries=[20])
-        with pytest.raises(WriteError, match="no room"):
+        with pytest.raises(WriteError, match=str(error)):
             prefixes.flush()
     assert synced(Session(opened(HYBRID), prefixes), HYBRID, [*text(20), 1], boundaries=[21]).read == 20
     prefixes.flush()

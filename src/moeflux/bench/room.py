@@ -89,7 +89,16 @@ def memory_use(room: Room, planned: int) -> MemoryUse:
 def _budget_for(n_slots: int, config: EngineConfig, spec: ModelSpec, sizes: Sizes) -> int:
     """The smallest that holds so many experts, or close to it: larger chunks make steps where more budget holds fewer."""
     context = config.context or min(DEFAULT_CONTEXT, spec.context)
-    resources = Resources(0, used_now(), config.n_threads, context, n_readers=max(DEPTHS))
+    resources = Resources(
+        0,
+        used_now(),
+        config.n_threads,
+        context,
+        n_readers=max(DEPTHS),
+        kv=config.kv,
+        sequences=config.sequences,
+        prefixes=config.prefix_bytes,
+    )
     needs = Needs(spec, sizes, resources)
     wanted = min(max(n_slots, needs.fewest_slots), sizes.n_experts)
 

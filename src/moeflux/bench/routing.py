@@ -21,15 +21,15 @@ SEED = 0
 
 
 class TokenStream:
-    """The same kind and vocabulary give the same tokens."""
+    """The same kind, vocabulary and seed give the same tokens."""
 
-    def __init__(self, kind: str, vocab: int) -> None:
+    def __init__(self, kind: str, vocab: int, seed: int = SEED) -> None:
         if kind not in get_args(Routing):
             hint = f"one of: {', '.join(get_args(Routing))}"
             raise OptionError(f"unknown routing {kind!r}", where="option 'routing'", hint=hint)
         self.kind = kind
         self._vocab = vocab
-        self._random = np.random.default_rng(SEED)
+        self._random = np.random.default_rng(seed)
         self._topic: int | None = None
 
     def take(self, n: int) -> list[int]:

@@ -168,7 +168,8 @@ class _Bench:
         engine, watch = self.engine, self.watch
         sizes = inspect_model(engine.config.model).sizes
         skipped_head = 0 if kind == "decode" else engine.spec.hidden * engine.spec.vocab * (tokens - 1) // tokens
-        state = 2 * sizes.state_per_sequence + sizes.kept_per_token(engine.config.kv) * (context + len(laps) * tokens // 2)
+        kept = sizes.kept_per_token(engine.config.kv)
+        state = 2 * sizes.state_per_sequence + kept * (context + len(laps) * tokens // 2)
         macs = sizes.active_params - skipped_head  # a prompt needs one row of logits
         work = Work(sizes.trunk_read_per_token, state if kind == "decode" else 0, macs if kind == "prefill" else 0)
         native, seconds = sum(lap.native_seconds for lap in laps), sum(lap.seconds for lap in laps)

@@ -10,6 +10,7 @@ import typer
 
 from moeflux.bench.io import bench_io
 from moeflux.bench.ops import bench_ops
+from moeflux.cli.bench_batch import batch
 from moeflux.cli.bench_peers import peers
 from moeflux.cli.bench_replay import replay
 from moeflux.cli.bench_speed import decode, prefill
@@ -60,5 +61,6 @@ def io(
 
 app.command()(decode)
 app.command()(prefill)
+app.command()(batch)
 app.command()(replay)
 app.command()(peers)

@@ -51,6 +51,8 @@ class EngineConfig:
     slots: int | None = None  # experts in memory at most; None: as many as the budget holds
     ring: int = 0  # deferred expert dispatches in flight, where a backend runs layer by layer
     kv: Kv = "bf16"
+    sequences: int = 1  # that run at the same time, each as long as the context
+    prefixes: int | str = 0  # bytes for states that are kept to be used again
     k: int | None = None  # lossy: experts per token, fewer than the model's own
     bits: int | None = None  # lossy: experts requantised to so many bits whenever they are used; slow, for measuring only
 
@@ -71,20 +73,19 @@ class EngineConfig:
         _check_count("threads", self.threads, "threads", 1024)
         _check_count("context", self.context, "tokens", 2**31)
         _check_count("slots", self.slots, "experts", 2**31)
+        _check_count("sequences", self.sequences, "sequences", 4096)
         _check_count("k", self.k, "experts", 2**31)
         _check_count("bits", self.bits, "bits", 8)
-        _ = self.ram_bytes  # raises where it cannot be read
+        _ = self.ram_bytes, self.prefix_bytes  # raises where they cannot be read
 
     @property
     def ram_bytes(self) -> int | None:
         """The budget of the whole process; None: what is free."""
-        if self.ram is None:
-            return None
-        try:
-            return parse_bytes(self.ram)
-        except OptionError as error:
-            error.where = "option 'ram'"
-            raise
+        return None if self.ram is None else _parse("ram", self.ram)
+
+    @property
+    def prefix_bytes(self) -> int:
+        return _parse("prefixes", self.prefixes)
 
     @property
     def n_threads(self) -> int:
@@ -94,6 +95,14 @@ class EngineConfig:
     @property
     def resolved_backend(self) -> str:
         return BACKENDS[0] if self.backend == "auto" else self.backend
+
+
+def _parse(name: str, value: int | str) -> int:
+    try:
+        return parse_bytes(value)
+    except OptionError as error:
+        error.where = f"option {name!r}"
+        raise
 
 
 def _check_count(name: str, value: int | None, of: str, most: int) -> None:

@@ -166,15 +166,6 @@ class Engine:
             logits[start : start + len(chunk)] = rows
         return logits
 
-    def record_routing(self) -> TraceRecorder:
-        """From now on, which experts every token chooses. `save` it at the end; `moeflux bench replay` judges it."""
-        (n_experts, k), *others = {(moe.router.n_experts, moe.router.k) for _, moe in self.spec.moe_layers()}
-        if others:
-            raise OptionError("layers with different numbers of experts have no trace", where=str(self.config.model))
-        recorder = TraceRecorder(self.config.model.name, [layer for layer, _ in self.spec.moe_layers()], n_experts, k)
-        self.model.experts.record(recorder)
-        return recorder
-
     def check_room(self, n_tokens: int) -> None:
         """Whether a sequence may become so long."""
         if n_tokens > self.plan.context:
@@ -183,6 +174,15 @@ class Engine:
                 where="option 'context'",
                 hint=f"load the model with context={n_tokens} or more",
             )
+
+    def record_routing(self) -> TraceRecorder:
+        """From now on, which experts every token chooses. `save` it at the end; `moeflux bench replay` judges it."""
+        (n_experts, k), *others = {(moe.router.n_experts, moe.router.k) for _, moe in self.spec.moe_layers()}
+        if others:
+            raise OptionError("layers with different numbers of experts have no trace", where=str(self.config.model))
+        recorder = TraceRecorder(self.config.model.name, [layer for layer, _ in self.spec.moe_layers()], n_experts, k)
+        self.model.experts.record(recorder)
+        return recorder
 
     def close(self) -> None:
         """Lets every file and weight go. Closing twice is fine."""

@@ -39,6 +39,8 @@ class Resources:
     backend: str = "native"
     slots: int | None = None  # no more than so many, whatever the budget
     kv: Kv = "bf16"
+    sequences: int = 1
+    prefixes: int = 0  # bytes of states that are kept besides
 
 
 class Needs:
@@ -49,7 +51,7 @@ class Needs:
         self.slot = max(slot_bytes_of(parts, resources.direct) for parts in sizes.expert_parts)
         self.readers = resources.n_readers * reader_bytes(resources.direct)
         self.trunk = sizes.trunk_in_memory if resources.backend == "native" else _decoded_trunk(spec, sizes)
-        self.state = state_bytes(sizes, resources.context, resources.kv)
+        self.state = resources.sequences * state_bytes(sizes, resources.context, resources.kv) + resources.prefixes
         self.fixed = resources.base + RUNNING_BYTES + self.trunk + self.state
         self._scratch: dict[int, int] = {}
 

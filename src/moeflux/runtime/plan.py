@@ -124,7 +124,7 @@ def _too_small(resources: Resources, needs: Needs) -> BudgetError:
     parts = (
         ("process", resources.base + RUNNING_BYTES),
         ("trunk", needs.trunk),
-        (f"state for {resources.context} tokens", needs.state),
+        (_state_words(resources), needs.state),
         (f"scratch for {CHUNKS[-1]} tokens", needs.scratch(CHUNKS[-1])),
         (f"{resources.n_readers} readers", needs.readers),
         (f"{needs.fewest_slots} experts", pool_bytes(needs.fewest_slots, needs.slot)),
@@ -135,6 +135,12 @@ def _too_small(resources: Resources, needs: Needs) -> BudgetError:
         where="option 'ram'",
         hint=f"the smallest that works is {format_at_least(needs.smallest_budget)}; a shorter context needs less",
     )
+
+
+def _state_words(resources: Resources) -> str:
+    each = f"state for {resources.context} tokens"
+    several = f"{each} of {resources.sequences} sequences" if resources.sequences > 1 else each
+    return f"{several} and kept prefixes" if resources.prefixes else several
 
 
 def _warnings(spec: ModelSpec, sizes: Sizes, resources: Resources, needs: Needs, n_slots: int, chunk: int) -> list[str]:

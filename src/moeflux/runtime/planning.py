@@ -90,7 +90,12 @@ def plan_engine(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint:
     """Of a model that is being opened. The drive is looked at only where something will be read from it."""
     wanted = Wanted(ram=config.ram_bytes, context=config.context, threads=config.n_threads)
     resources = replace(
-        _resources(spec, wanted, None, None), backend=config.resolved_backend, slots=config.slots, kv=config.kv
+        _resources(spec, wanted, None, None),
+        backend=config.resolved_backend,
+        slots=config.slots,
+        kv=config.kv,
+        sequences=config.sequences,
+        prefixes=config.prefix_bytes,
     )
     plan = make_plan(spec, sizes, resources)
     if plan.resident or config.resolved_backend != "native":

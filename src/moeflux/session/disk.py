@@ -107,8 +107,8 @@ class DiskTier:
             try:
                 n_bytes = save_snapshot(path, snapshot, self._identity)
                 self.failed = None
-            except MoefluxError as error:
-                self.failed = error
+            except Exception as error:  # whatever it is, the next one is written, and nobody waits for ever
+                self.failed = error if isinstance(error, MoefluxError) else WriteError(repr(error), where=str(path))
                 log.warning("a prefix was not kept on disk: %s", error)
             self._finished.append(Written(snapshot.tokens, path, n_bytes))
             del snapshot  # or it would stay in memory until the next one comes

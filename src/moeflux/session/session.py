@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from moeflux.core.errors import BudgetError, CancelledError
 from moeflux.runtime.batch import Segment, check_tokens
+from moeflux.runtime.batching import Batcher, Next, Request
 from moeflux.runtime.engine import Engine
 from moeflux.runtime.prefill import Cancel, OnPrefill
 from moeflux.runtime.snapshot import common_length
@@ -55,17 +56,27 @@ class Session:
         first and the last ones are used. `cancelled` is asked between chunks: CancelledError, and what was run stays.
         """
         tokens = list(tokens)
-        check_tokens(tokens, self._engine.spec.vocab)
-        self._engine.check_room(len(tokens))
-        self.logits = None
-        start = self._start(tokens)
-        anchors = self._anchors(start, len(tokens), breakpoints, boundaries)
+        start, anchors = self._begin(tokens, breakpoints, boundaries)
         kept = start
         for stop in sorted({*anchors, len(tokens)}):
             self._run(tokens, stop, cancelled, _shifted(progress, len(self.sequence) - start, len(tokens) - start))
             if stop in anchors and self.anchor():
                 kept = stop
         return Usage(start, kept - start, len(tokens) - start)
+
+    def request(
+        self,
+        batcher: Batcher,
+        tokens: Sequence[int],
+        choose: Next,
+        breakpoints: Iterable[int] = (),
+        boundaries: Iterable[int] = (),
+    ) -> tuple[Request, Usage]:
+        """As `sync`, but run by the batcher beside other sequences, and then on as `choose` says. Called by its thread."""
+        tokens = list(tokens)
+        start, anchors = self._begin(tokens, breakpoints, boundaries)
+        request = batcher.submit(self.sequence, tokens[start:], choose, sorted(anchors), lambda _: self.anchor())
+        return request, Usage(start, max(anchors, default=start) - start, len(tokens) - start)
 
     def advance(self, token: int) -> F32:
         """One more token; the logits after it."""
@@ -88,6 +99,14 @@ class Session:
         """Forget the conversation; what the prefix store has stays there."""
         self.sequence.clear()
         self.logits = None
+
+    def _begin(self, tokens: list[int], breakpoints: Iterable[int], boundaries: Iterable[int]) -> tuple[int, set[int]]:
+        """Where the sequence stands now, and where states are to be kept on the way to these tokens."""
+        check_tokens(tokens, self._engine.spec.vocab)
+        self._engine.check_room(len(tokens))
+        self.logits = None
+        start = self._start(tokens)
+        return start, self._anchors(start, len(tokens), breakpoints, boundaries)
 
     def _start(self, tokens: list[int]) -> int:
         """Put the sequence where it can go on from; says how many tokens that are."""

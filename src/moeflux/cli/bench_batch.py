@@ -1,0 +1,48 @@
+"""`moeflux bench batch MODEL`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from moeflux.api import Engine
+from moeflux.bench.batch import SIZES, bench_batch
+from moeflux.bench.room import make_room
+from moeflux.cli.bench_speed import Routing, Share, Slots
+from moeflux.cli.options import Model, Ram, Threads
+from moeflux.cli.progress import byte_bar
+from moeflux.cli.tables import pair, print_notes, print_table
+from moeflux.core.config import EngineConfig
+from moeflux.core.units import format_bytes
+
+
+def batch(
+    model: Model,
+    threads: Threads = None,
+    ram: Ram = None,
+    slots: Slots = None,
+    share: Share = None,
+    routing: Routing = "uniform",
+    size: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; several may be given.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per sequence and measurement.")] = 16,
+    context: Annotated[int, typer.Option(min=1, help="Tokens before them.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements; best and median are shown.")] = 3,
+) -> None:
+    """Decode speed of several sequences at once, and what a token costs the drive."""
+    sizes = tuple(size or SIZES)
+    config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=context + tokens, sequences=max(sizes))
+    room = make_room(config, share)
+    with byte_bar("loading") as progress, Engine(room.config, progress) as engine:
+        plan = engine.plan
+        print_notes(*engine.notes, f"{plan.n_slots} of {plan.n_experts} experts in memory; best / median of {repeats}")
+        rows = [row.as_dict() for row in bench_batch(engine, sizes, tokens, context, repeats, routing)]
+        about = {"model_type": engine.spec.model_type, "share": plan.share, "context": context, "routing": routing}
+    table = [
+        (str(r["size"]), pair(r["tok_s"], ".2f"), pair(r["step_ms"], ".1f"), format_bytes(round(r["bytes_per_token"])),
+         f"{r['hit_rate']:.0%}")
+        for r in rows
+    ]  # fmt: skip
+    print_table(("sequences", "tokens per second", "ms per step", "read per token", "hits"), table)
+    print(json.dumps({"bench": "batch", **about, "repeats": repeats, "rows": rows}))
