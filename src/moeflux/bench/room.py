@@ -11,15 +11,14 @@ from typing import Any
 
 from moeflux.core.config import EngineConfig
 from moeflux.core.errors import BudgetError, OptionError
-from moeflux.core.units import format_bytes
+from moeflux.core.units import format_at_least, format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
-from moeflux.models.spec import ModelSpec
 from moeflux.runtime.memory import default_budget, free_memory, used_at_most, used_now
 from moeflux.runtime.needs import DEFAULT_CONTEXT, ROUNDING, Needs, Resources
 from moeflux.runtime.plan import make_plan
 from moeflux.runtime.probe import DEPTHS
-from moeflux.runtime.sizes import Sizes, measure
+from moeflux.runtime.sizes import measure
 from moeflux.runtime.slot_size import PAGE
 
 MIB = 2**20
@@ -67,29 +66,34 @@ def make_room(config: EngineConfig, share: float | None = None) -> Room:
         config = replace(config, slots=max(1, round(share * sizes.n_experts)))
     own = BUFFER_BYTES + max(DEPTHS) * (max(map(max, sizes.expert_parts)) + 2 * PAGE)
     free, used = free_memory(), used_now()
-    budget = config.ram_bytes
-    if budget is None:
-        wanted = config.slots
-        budget = default_budget(free, used) if wanted is None else own + _budget_for(wanted, config, spec, sizes)
+    context = config.context or min(DEFAULT_CONTEXT, spec.context)
+    needs = Needs(spec, sizes, Resources(0, used, config.n_threads, context, n_readers=max(DEPTHS)))
+    if config.ram_bytes is not None:
+        budget = config.ram_bytes
+    elif config.slots is not None:
+        budget = own + _budget_for(config.slots, needs)
+    else:
+        budget = default_budget(free, used)
+    if budget - own < needs.smallest_budget:
+        what = f"a budget of {format_bytes(budget)} is too small, of which measuring takes {format_bytes(own)}"
+        least = format_at_least(needs.smallest_budget + own)
+        raise BudgetError(what, where="memory", hint=f"the smallest that works is {least}")
     if budget > free + used:
         what = f"a budget of {format_bytes(budget)}, but {format_bytes(free + used)} are free"
         raise BudgetError(what, where="memory", hint="a smaller --share or --slots, or --ram")
-    return Room(budget, own, replace(config, ram=max(1, budget - own)))
+    return Room(budget, own, replace(config, ram=budget - own))
 
 
 def memory_use(room: Room, planned: int) -> MemoryUse:
     return MemoryUse(room.budget, planned, room.own, used_at_most())
 
 
-def _budget_for(n_slots: int, config: EngineConfig, spec: ModelSpec, sizes: Sizes) -> int:
+def _budget_for(n_slots: int, needs: Needs) -> int:
     """The smallest that holds so many experts, or close to it: larger chunks make steps where more budget holds fewer."""
-    context = config.context or min(DEFAULT_CONTEXT, spec.context)
-    resources = Resources(0, used_now(), config.n_threads, context, n_readers=max(DEPTHS))
-    needs = Needs(spec, sizes, resources)
-    wanted = min(max(n_slots, needs.fewest_slots), sizes.n_experts)
+    wanted = min(max(n_slots, needs.fewest_slots), needs.sizes.n_experts)
 
     def holds(budget: int) -> bool:
-        return make_plan(spec, sizes, replace(resources, budget=budget)).n_slots >= wanted
+        return make_plan(needs.spec, needs.sizes, replace(needs.resources, budget=budget)).n_slots >= wanted
 
     low, high = needs.smallest_budget, needs.resident_budget + ROUNDING
     while high - low > MIB:
