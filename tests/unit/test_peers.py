@@ -14,9 +14,10 @@ from moeflux.bench.gguf import BLOCK_BYTES, Q4_0, gguf_bytes, metadata, tensors,
 from moeflux.bench.limits import Samples
 from moeflux.bench.llama import peer_version
 from moeflux.bench.peer_models import SHAPES, Models
-from moeflux.bench.peers import PeerReport, PeerRow
+from moeflux.bench.peers import PER_ROUND, PeerReport, PeerRow, bench_peers
 from moeflux.bench.shapes import published_config
-from moeflux.core.errors import OptionError
+from moeflux.core.errors import MoefluxError, OptionError
+from unit.test_synthetic import QUANT
 
 SMALL = {
     "model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -85,3 +86,68 @@ def test_gguf_bytes_are_where_the_header_says(tmp_path):
     values = codes * scales
     assert values.std() == pytest.approx(1.0, abs=0.02)  # embeddings of unit variance
     assert abs(values.mean()) < 0.02
+
+
+FAKE_LLAMA = """
+LLAMA_LOAD_MODE_MMAP = 1
+class _Parameters:
+    load_mode, use_extra_bufts = -1, True
+llama_model_default_params = llama_context_default_params = _Parameters
+llama_token = __import__("ctypes").c_int
+def llama_model_load_from_file(path, how):
+    assert (how.load_mode, how.use_extra_bufts) == ((1, False) if CAPPED else (-1, True))
+    return path
+def llama_decode(context, batch):
+    return 0
+llama_batch_get_one = lambda ids, n: ids
+llama_model_get_vocab = llama_get_memory = lambda of: of
+llama_vocab_n_tokens = lambda vocab: 10
+llama_get_logits_ith = lambda context, i: [0.0] * 10
+llama_init_from_model = lambda model, how: model
+llama_backend_init = llama_synchronize = llama_memory_clear = lambda *_: None
+"""
+
+
+class NoCap:
+    """Making control groups needs rights that tests may not have."""
+
+    def __init__(self, limit):
+        assert limit == 900_000_000
+
+    def command(self, command):
+        return command
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+
+@pytest.mark.parametrize("cap", [None, 900_000_000], ids=["free", "capped"])
+def test_both_sides_are_measured(tmp_path, monkeypatch, cap):
+    """With a llama.cpp that does nothing: what each process is told and what comes back."""
+    (tmp_path / "llama_cpp.py").write_text(f"CAPPED = {cap is not None}\n{FAKE_LLAMA}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("moeflux.bench.peers.MemoryCap", NoCap)
+    config = SMALL | QUANT | {"moe_intermediate_size": 64, "head_dim": 64, "norm_topk_prob": True, "intermediate_size": 64}
+    models = Models(config, 1, tmp_path / "ours", tmp_path / "theirs.gguf")
+    models.write()
+    said = []
+    report = bench_peers(models, Path(sys.executable), 1, 8, 2, 2, said.append, cap)
+    assert [row.kind for row in report.rows] == (["decode", "prefill"] if cap is None else ["decode"])
+    for row in report.rows:
+        assert len(row.ours.values) == len(row.theirs.values) == 2 * PER_ROUND
+        assert row.theirs.median > row.ours.median > 0  # doing nothing is fast
+    assert set(report.read) == (set() if cap is None else {"moeflux", "llama.cpp"})
+    assert any("round 2 of 2, llama.cpp" in line for line in said)
+
+
+def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):
+    monkeypatch.setattr("moeflux.bench.peers.MemoryCap", NoCap)
+    models = Models(SMALL, 1, tmp_path / "ours", tmp_path / "theirs.gguf")
+    (tmp_path / "ours").mkdir()
+    models.theirs.touch()
+    with pytest.raises(MoefluxError, match=r"config\.json") as caught:
+        bench_peers(models, Path(sys.executable), 1, 8, 2, 1, print, 900_000_000)
+    assert "Traceback" not in str(caught.value)

@@ -46,6 +46,13 @@ def test_the_default_is_what_is_free(model):
     assert room.config.slots is None
 
 
+def test_too_little_counts_measuring(model):
+    with pytest.raises(BudgetError, match="of which measuring takes") as caught:
+        make_room(EngineConfig(model, threads=1, ram="200MB"))
+    least = str(caught.value).split("smallest that works is ")[1]
+    make_room(EngineConfig(model, threads=1, ram=least))
+
+
 def test_more_than_there_is_is_refused(model):
     with pytest.raises(BudgetError, match="are free"):
         make_room(EngineConfig(model, ram="900TB"))

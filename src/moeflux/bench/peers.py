@@ -43,7 +43,15 @@ BUSY = 0.05  # share of the cores taken by others from which a comparison is not
 
 Say = Callable[[str], None]
 
-_OURS = "import sys; from moeflux.bench.peers import measure_ours; measure_ours(sys.argv[1])"
+_OURS = """
+import sys
+from moeflux.bench.peers import measure_ours
+from moeflux.core.errors import MoefluxError
+try:
+    measure_ours(sys.argv[1])
+except MoefluxError as error:
+    sys.exit(f"error: {error}")
+"""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from moeflux.core.config import EngineConfig
 from moeflux.core.errors import BudgetError, OptionError
-from moeflux.core.units import format_bytes
+from moeflux.core.units import format_at_least, format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import ModelSpec
@@ -67,18 +67,20 @@ def make_room(config: EngineConfig, share: float | None = None) -> Room:
         config = replace(config, slots=max(1, round(share * sizes.n_experts)))
     own = BUFFER_BYTES + max(DEPTHS) * (max(map(max, sizes.expert_parts)) + 2 * PAGE)
     free, used = free_memory(), used_now()
-    budget = config.ram_bytes
-    if budget is None:
-        wanted = config.slots
-        budget = default_budget(free, used) if wanted is None else own + _budget_for(wanted, config, spec, sizes)
+    needs = _needs(config, spec, sizes, used)
+    if config.ram_bytes is not None:
+        budget = config.ram_bytes
+    elif config.slots is not None:
+        budget = own + _budget_for(config.slots, needs)
+    else:
+        budget = default_budget(free, used)
+    if budget - own < needs.smallest_budget:
+        what = f"a budget of {format_bytes(budget)} is too small, of which measuring takes {format_bytes(own)}"
+        least = format_at_least(needs.smallest_budget + own)
+        raise BudgetError(what, where="memory", hint=f"the smallest that works is {least}")
     if budget > free + used:
         what = f"a budget of {format_bytes(budget)}, but {format_bytes(free + used)} are free"
         raise BudgetError(what, where="memory", hint="a smaller --share or --slots, or --ram")
-    if budget <= own:
-        raise BudgetError(
-            f"a budget of {format_bytes(budget)} is too small: what the bench measures with takes {format_bytes(own)} of it",
-            where="option 'ram'",
-        )
     return Room(budget, own, replace(config, ram=budget - own))
 
 
@@ -86,24 +88,26 @@ def memory_use(room: Room, planned: int) -> MemoryUse:
     return MemoryUse(room.budget, planned, room.own, used_at_most())
 
 
-def _budget_for(n_slots: int, config: EngineConfig, spec: ModelSpec, sizes: Sizes) -> int:
-    """The smallest that holds so many experts, or close to it: larger chunks make steps where more budget holds fewer."""
-    context = config.context or min(DEFAULT_CONTEXT, spec.context)
+def _needs(config: EngineConfig, spec: ModelSpec, sizes: Sizes, used: int) -> Needs:
     resources = Resources(
-        0,
-        used_now(),
-        config.n_threads,
-        context,
+        budget=0,
+        base=used,
+        threads=config.n_threads,
+        context=config.context or min(DEFAULT_CONTEXT, spec.context),
         n_readers=max(DEPTHS),
         kv=config.kv,
         sequences=config.sequences,
         prefixes=config.prefix_bytes,
     )
-    needs = Needs(spec, sizes, resources)
-    wanted = min(max(n_slots, needs.fewest_slots), sizes.n_experts)
+    return Needs(spec, sizes, resources)
+
+
+def _budget_for(n_slots: int, needs: Needs) -> int:
+    """The smallest that holds so many experts, or close to it: larger chunks make steps where more budget holds fewer."""
+    wanted = min(max(n_slots, needs.fewest_slots), needs.sizes.n_experts)
 
     def holds(budget: int) -> bool:
-        return make_plan(spec, sizes, replace(resources, budget=budget)).n_slots >= wanted
+        return make_plan(needs.spec, needs.sizes, replace(needs.resources, budget=budget)).n_slots >= wanted
 
     low, high = needs.smallest_budget, needs.resident_budget + ROUNDING
     while high - low > MIB:

@@ -36,7 +36,7 @@ SHARD_BYTES = 4 * 2**30
 POOL_BYTES = 16 * 2**20
 RESIDUAL_GAIN = 0.3  # of the projections that write into the residual stream
 TOPIC_TOKENS = 64
-TOPIC_SHARE = 0.8  # of the columns of an embedding are its topic's: the correlation of two tokens of one topic
+TOPIC_SHARE = 0.85  # of the columns of an embedding are its topic's: the correlation of two tokens of one topic
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
 Values = npt.NDArray[Any]

@@ -47,7 +47,7 @@ class Needs:
     """What each part costs, for one model on one machine."""
 
     def __init__(self, spec: ModelSpec, sizes: Sizes, resources: Resources) -> None:
-        self._spec, self._sizes, self._resources = spec, sizes, resources
+        self.spec, self.sizes, self.resources = spec, sizes, resources
         self.slot = max(slot_bytes_of(parts, resources.direct) for parts in sizes.expert_parts)
         self.readers = resources.n_readers * reader_bytes(resources.direct)
         self.trunk = sizes.trunk_in_memory if resources.backend == "native" else _decoded_trunk(spec, sizes)
@@ -57,19 +57,19 @@ class Needs:
 
     def scratch(self, tokens: int) -> int:
         if tokens not in self._scratch:
-            self._scratch[tokens] = scratch_bytes(self._spec, tokens, self._resources.threads, self._sizes.integer)
+            self._scratch[tokens] = scratch_bytes(self.spec, tokens, self.resources.threads, self.sizes.integer)
         return self._scratch[tokens]
 
     @cached_property
     def fewest_slots(self) -> int:
         """The k experts of a layer, and one for each reader to fill meanwhile."""
-        k = max(moe.router.k for _, moe in self._spec.moe_layers())
-        return min(self._sizes.n_experts, k + self._resources.n_readers)
+        k = max(moe.router.k for _, moe in self.spec.moe_layers())
+        return min(self.sizes.n_experts, k + self.resources.n_readers)
 
     @cached_property
     def resident_experts(self) -> int:
         """All experts and those who read them."""
-        return self.readers + pool_bytes(self._sizes.n_experts, self.slot)
+        return self.readers + pool_bytes(self.sizes.n_experts, self.slot)
 
     @property
     def floor(self) -> int:
@@ -83,7 +83,7 @@ class Needs:
 
     @property
     def cliff_budget(self) -> int:
-        slots = self.scratch(USUAL_CHUNK) + self.readers + pool_bytes(self._sizes.working_set, self.slot)
+        slots = self.scratch(USUAL_CHUNK) + self.readers + pool_bytes(self.sizes.working_set, self.slot)
         return min(self.resident_budget, round_up(self.fixed + slots, ROUNDING) + ROUNDING)
 
     @property
@@ -98,11 +98,11 @@ class Needs:
     def streaming_chunk(self, room: int) -> int:
         """Every chunk of a prompt sweeps over the experts, so large ones save reads; but slots do not get what they cost."""
         rest = room - self.readers
-        working_set = pool_bytes(self._sizes.working_set, self.slot)
+        working_set = pool_bytes(self.sizes.working_set, self.slot)
         fewest = pool_bytes(self.fewest_slots, self.slot)
         for chunk in CHUNKS:
             share, kept = (CHUNK_SHARE, working_set) if chunk > USUAL_CHUNK else (TIGHT_SHARE, fewest)
-            wanted = chunk < 2 * self._resources.context  # no more than a prompt can fill
+            wanted = chunk < 2 * self.resources.context  # no more than a prompt can fill
             if wanted and self.scratch(chunk) <= rest // share and self.scratch(chunk) + kept <= rest:
                 return chunk
         return CHUNKS[-1]
