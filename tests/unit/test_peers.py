@@ -54,8 +54,9 @@ def test_ratios_compare_like_with_like():
 
 
 def test_a_busy_machine_is_told():
-    assert PeerReport((), (0.01, 0.02)).warnings == ()
-    assert "97%" in PeerReport((), (0.01, 0.97)).warnings[0]
+    assert PeerReport((), (0.01, 0.02), (0.2, 0.2)).warnings == ()
+    assert "97%" in PeerReport((), (0.01, 0.97), (0.0, 0.0)).warnings[0]
+    assert "the host took 20%" in PeerReport((), (0.01, 0.02), (0.2, 0.1, 0.2, 0.0)).warnings[0]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -139,6 +140,8 @@ def test_both_sides_are_measured(tmp_path, monkeypatch, cap):
     for row in report.rows:
         assert len(row.ours.values) == len(row.theirs.values) == 2 * PER_ROUND
         assert row.theirs.median > row.ours.median > 0  # doing nothing is fast
+    assert len(report.others) == len(report.stolen) == 4
+    assert all(0 <= share <= 1 for share in (*report.others, *report.stolen))
     assert set(report.read) == (set() if cap is None else {"moeflux", "llama.cpp"})
     assert any("round 2 of 2, llama.cpp" in line for line in said)
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from moeflux.bench import neighbours
 from moeflux.core.errors import OptionError
 
 _VERSION = """
@@ -16,7 +17,7 @@ print(json.dumps({"version": llama_cpp.__version__, "system": info}))
 
 # The same steps as bench_decode and bench_prefill: decode goes on in one sequence, each prompt starts a fresh one. Decode
 # warms up twice, because its first measurement after one warm-up was seen 13 % below the later ones; ours was not.
-MEASURE = """
+_MEASURE = """
 import json, math, random, sys, time
 import llama_cpp as l
 
@@ -61,6 +62,8 @@ def rates(once, tokens, before=lambda: None):
         found.append(tokens / (time.perf_counter() - start))
     return found
 
+neighbours = Neighbours()
+neighbours.__enter__()
 run(a["context"])
 for _ in range(2 * a["decode"]):
     run(1)
@@ -72,11 +75,13 @@ if not a["cap"]:
     fresh()
     run(a["tokens"])
     prefill = rates(lambda: run(a["tokens"]), a["tokens"], fresh)
+neighbours.__exit__()
 logits = l.llama_get_logits_ith(context, -1)
 if not all(math.isfinite(logits[i]) for i in range(vocab)):
     sys.exit("the logits are not finite")
-print(json.dumps({"decode": decode, "prefill": prefill, "bytes_per_token": read}))
+print(json.dumps({"decode": decode, "prefill": prefill, **neighbours.shares, "bytes_per_token": read}))
 """
+MEASURE = Path(neighbours.__file__).read_text() + _MEASURE
 
 
 def peer_version(python: Path) -> dict[str, str]:

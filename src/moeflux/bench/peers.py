@@ -10,23 +10,21 @@ llama.cpp from its mapping, with weights left as they are in the file, because r
 from __future__ import annotations
 
 import json
-import os
-import resource
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from moeflux.bench.cap import MemoryCap, forget_files
 from moeflux.bench.limits import Samples
 from moeflux.bench.llama import MEASURE
+from moeflux.bench.neighbours import Neighbours
 from moeflux.bench.peer_models import Models
 from moeflux.bench.room import make_room
 from moeflux.bench.speed import SpeedRow, bench_decode, bench_prefill
@@ -39,7 +37,7 @@ KINDS = ("decode", "prefill")
 CONTEXT = 32  # tokens before the decoded ones
 PER_ROUND = 3  # measurements of each kind per process, because a load is dear
 CAP_MARGIN = 32  # one in so many bytes of a cap is left to the kernel and the page cache, not given to our budget
-BUSY = 0.05  # share of the cores taken by others from which a comparison is not fair
+BUSY = 0.05  # share of the cores from which a comparison is not fair: taken by others, or by the host from one side alone
 
 Say = Callable[[str], None]
 
@@ -56,19 +54,23 @@ except MoefluxError as error:
 
 @dataclass(frozen=True)
 class PeerReport:
-    """`others`: per process, ours and theirs in turn, the share of the cores that everything else took meanwhile."""
+    """`others`, `stolen`: per process, ours and theirs in turn, the share of the cores that other processes and the host took."""
 
     rows: tuple[PeerRow, ...]
     others: tuple[float, ...]
+    stolen: tuple[float, ...]
     read: Mapping[str, float] = field(default_factory=dict)  # with a cap, by side: bytes from the drive per decoded token
     not_cold: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """A neighbour costs one side far more than the other: threads that meet at barriers wait for the slowest."""
-        worst = max(self.others)
-        busy = f"NOT A FAIR COMPARISON: other processes took up to {worst:.0%} of the cores"
-        return (*self.not_cold, *((busy,) if worst > BUSY else ()))
+        ours, theirs = mean(self.stolen[::2]), mean(self.stolen[1::2])
+        unfair = "NOT A FAIR COMPARISON: "
+        busy = f"{unfair}other processes took up to {max(self.others):.0%} of the cores"
+        uneven = f"{unfair}the host took {ours:.0%} of the cores from moeflux and {theirs:.0%} from llama.cpp"
+        said = ((busy, max(self.others) > BUSY), (uneven, abs(ours - theirs) > BUSY))
+        return (*self.not_cold, *(words for words, true in said if true))
 
 
 @dataclass(frozen=True)
@@ -107,23 +109,24 @@ def bench_peers(
     }
     rates: dict[tuple[str, str], tuple[float, ...]] = {}
     read: dict[str, list[float]] = {side: [] for side in sides}
-    others, warnings = [], []
+    others, stolen, warnings = [], [], []
     for number in range(1, rounds + 1):
         for side, (interpreter, script, arguments) in sides.items():
             if cap is not None and (warning := forget_files(models.files)):
                 warnings.append(warning)
-            result, share = _run(side, [str(interpreter), "-c", script, json.dumps(arguments)], cap)
-            others.append(share)
+            result = _run(side, [str(interpreter), "-c", script, json.dumps(arguments)], cap)
+            others.append(result["others"])
+            stolen.append(result["stolen"])
             read[side].append(result["bytes_per_token"])
             for kind in kinds:
                 rates[side, kind] = (*rates.get((side, kind), ()), *result[kind])
             best = ", ".join(f"{kind} {max(result[kind]):.2f}" for kind in kinds)
-            say(f"round {number} of {rounds}, {side}: {best} tok/s; others took {share:.0%} of the cores")
+            say(f"round {number} of {rounds}, {side}: {best} tok/s; {_company(result)}")
             for note in result.get("notes", ()):
                 say(f"{side}: {note}")
     rows = tuple(PeerRow(kind, Samples(rates["moeflux", kind]), Samples(rates["llama.cpp", kind])) for kind in kinds)
     median_read = {side: median(values) for side, values in read.items()} if cap is not None else {}
-    return PeerReport(rows, tuple(others), median_read, tuple(warnings))
+    return PeerReport(rows, tuple(others), tuple(stolen), median_read, tuple(warnings))
 
 
 def measure_ours(arguments: str) -> None:
@@ -132,13 +135,14 @@ def measure_ours(arguments: str) -> None:
     ram = a["cap"] and a["cap"] - a["cap"] // CAP_MARGIN
     context = max(a["tokens"], a["context"] + (a["repeats"] + 1) * a["decode"])
     room = make_room(EngineConfig(Path(a["model"]), threads=a["threads"], ram=ram, context=context))
-    with Engine(room.config) as engine:
+    with Engine(room.config) as engine, Neighbours() as neighbours:
         decode = bench_decode(engine, a["decode"], a["context"], a["repeats"], room=room)
         prefill = () if a["cap"] else bench_prefill(engine, a["tokens"], a["repeats"]).rate.values
         notes = [*engine.notes, *_about(decode)]
     streaming = decode.streaming
     read = streaming.per_token(lambda lap: lap.stats.bytes_read) if streaming else 0.0
-    print(json.dumps({"decode": decode.rate.values, "prefill": prefill, "notes": notes, "bytes_per_token": read}))
+    rates = {"decode": decode.rate.values, "prefill": prefill}
+    print(json.dumps({**rates, **neighbours.shares, "notes": notes, "bytes_per_token": read}))
 
 
 def _about(row: SpeedRow) -> list[str]:
@@ -151,9 +155,12 @@ def _about(row: SpeedRow) -> list[str]:
     return [f"{share}, {limit}, peak {format_bytes(memory.peak)} of {format_bytes(memory.budget)}"]
 
 
-def _run(side: str, command: list[str], cap: int | None) -> tuple[dict[str, Any], float]:
-    """What the process printed, and the share of all cores that others took while it ran."""
-    start, busy, own = time.perf_counter(), _busy_seconds(), _child_seconds()
+def _company(result: Mapping[str, Any]) -> str:
+    return f"others took {result['others']:.0%} of the cores, the host {result['stolen']:.0%}"
+
+
+def _run(side: str, command: list[str], cap: int | None) -> dict[str, Any]:
+    """What the process printed."""
     with ExitStack() as stack:
         talk = stack.enter_context(tempfile.TemporaryFile("w+"))
         group = stack.enter_context(MemoryCap(cap)) if cap is not None else None
@@ -163,18 +170,5 @@ def _run(side: str, command: list[str], cap: int | None) -> tuple[dict[str, Any]
             tail = "".join(talk.readlines()[-15:])
             killed = " (killed: the cap is too small for it)" if group and done.returncode == -signal.SIGKILL else ""
             raise MoefluxError(f"ended with {done.returncode}{killed}; the last it said:\n{tail}", where=side)
-    elapsed = time.perf_counter() - start
-    elsewhere = (_busy_seconds() - busy) - (_child_seconds() - own)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result, max(0.0, elsewhere / elapsed / (os.cpu_count() or 1))
-
-
-def _busy_seconds() -> float:
-    """Of all cores together since boot; time stolen by the host counts, waiting for a drive does not."""
-    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _child_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    return result

@@ -76,4 +76,5 @@ def peers(
     about = {"shape": shape, "layers": models.layers, "threads": n, "tokens": tokens, "decode": decode, "rounds": repeats}
     about |= {"cap": limit, "read_ahead_kib": kib, "read_per_token": dict(report.read)} if limit else {}
     versions = {"moeflux": moeflux.__version__, "llama_cpp_python": version["version"], "system": version["system"]}
-    print(json.dumps({"bench": "peers", **about, "versions": versions, "others": report.others, "rows": rows}))
+    company = {"others": report.others, "stolen": report.stolen}
+    print(json.dumps({"bench": "peers", **about, "versions": versions, **company, "rows": rows}))

@@ -1,0 +1,29 @@
+"""Who else used the cores while something was measured.
+
+Only the standard library: an interpreter without moeflux runs this text too, on the other side of a comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+class Neighbours:
+    """A context; afterwards `shares` says what part of all cores others had meanwhile."""
+
+    def __enter__(self) -> Neighbours:
+        self._start = self._now()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        busy, stolen, own, elapsed = (now - then for now, then in zip(self._now(), self._start, strict=True))
+        cores = elapsed * (os.cpu_count() or 1)
+        self.shares = {"others": max(0.0, busy - own) / cores, "stolen": stolen / cores}
+
+    def _now(self) -> tuple[float, float, float, float]:
+        """Seconds: of all processes and the kernel; that the host kept; of this process; passed. Waiting for drives is none."""
+        with open("/proc/stat") as file:
+            user, nice, system, _idle, _wait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+        tick, times = os.sysconf("SC_CLK_TCK"), os.times()
+        return (user + nice + system + irq + softirq) / tick, steal / tick, times.user + times.system, time.perf_counter()
