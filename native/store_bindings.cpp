@@ -233,11 +233,11 @@ void bind_store(nb::module_& m) {
              },
              nb::arg("layer"), nb::arg("ids"), nb::arg("sweep") = false)
         .def("hint",
-             [](Store& self, int layer, Ids ids, bool sweep) {
+             [](Store& self, int layer, Ids ids, bool sweep, bool soon) {
                  nb::gil_scoped_release release;
-                 self.hint(layer, ids.data(), int64_t(ids.size()), sweep);
+                 self.hint(layer, ids.data(), int64_t(ids.size()), sweep, soon);
              },
-             nb::arg("layer"), nb::arg("ids"), nb::arg("sweep") = false)
+             nb::arg("layer"), nb::arg("ids"), nb::arg("sweep") = false, nb::arg("soon") = false)
         .def("next_token", &Store::next_token, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &Store::close, nb::call_guard<nb::gil_scoped_release>())
         .def("stats", [](const Store& self) { return stats_dict(self.stats()); })

@@ -4,16 +4,19 @@
 
 namespace moeflux {
 
-void Reach::learn(int64_t issued, int64_t useful, double idle) {
+void Reach::learn(int64_t issued, int64_t useful, double idle, double stalled) {
+    issued_ += issued;
+    useful_ += useful;
     idle_ += idle;
+    stalled_ += stalled;
     if (++tokens_ < kWindow) return;
-    const int64_t n = issued - issued_;
-    const double share = n > 0 ? double(useful - useful_) / double(n) : 0, spare = idle_ / kWindow;
+    const int64_t n = issued_;
+    const double share = n > 0 ? double(useful_) / double(n) : 0, spare = idle_ / kWindow;
+    const bool waits = stalled_ > 0.02 * kWindow;
     const double needed = spare > 0.2 ? 0.35 : 0.6;
     tokens_ = 0;
-    idle_ = 0;
-    issued_ = issued;
-    useful_ = useful;
+    idle_ = stalled_ = 0;
+    issued_ = useful_ = 0;
     if (width_ == 0) {
         if (++off_ < kProbe) return;
         off_ = 0;
@@ -23,7 +26,7 @@ void Reach::learn(int64_t issued, int64_t useful, double idle) {
         else width_ /= 2;
     } else if (n > 0 && share > needed + 0.2) {
         if (width_ < most_) ++width_;
-        else if (spare > 0.1 && depth_ < kDeepest) ++depth_;
+        else if (spare > 0.1 && waits && depth_ < kDeepest) ++depth_;
     }
 }
 
@@ -35,26 +38,34 @@ void Stream::start(std::span<const Step> steps) {
     steps_ = steps;
     routed_.clear();
     started_ = std::chrono::steady_clock::now();
-    busy_ns_ = store_->stats().read_busy_ns;
+    before_ = store_->stats();
+    foresee_ = before_.bytes_resident < store_->n_bytes();
     store_->next_token();
 }
 
 void Stream::finish() {
     lease_ = Lease();
     const auto stats = store_->stats();
-    const double ns = double((std::chrono::steady_clock::now() - started_).count());
-    const double idle = 1.0 - std::min(1.0, double(stats.read_busy_ns - busy_ns_) / std::max(1.0, ns));
-    reach_.learn(stats.hints_issued, stats.hints_useful, idle);
+    if (sweep_) return;  // prompts have no part in what decoding learns
+    const double ns = std::max(1.0, double((std::chrono::steady_clock::now() - started_).count()));
+    const double reading = double(stats.read_ns - before_.read_ns) / (ns * std::max(1, store_->n_readers()));
+    reach_.learn(stats.hints_issued - before_.hints_issued, stats.hints_useful - before_.hints_useful,
+                 1.0 - std::min(1.0, reading), double(stats.stall_ns - before_.stall_ns) / ns);
 }
 
 void Stream::begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) {
     sweep_ = tokens > kDecodeTokens;
+    layer_ = layer;
+    hinted_ahead_ = false;
     if (recording_) routed_.insert(routed_.end(), ids, ids + n);
     if (sweep_ && options_.interrupt) options_.interrupt();
     ready_.clear();
     backlog_.clear();
     lease_ = store_->acquire(int(layer), ids, n, sweep_);
-    if (sweep_) return;
+    if (sweep_) {
+        guesses_[layer].clear();
+        return;
+    }
     count_foreseen(layer, ids, n);
     previous_[layer].assign(ids, ids + n);
 }
@@ -69,32 +80,55 @@ void Stream::count_foreseen(size_t layer, const int64_t* ids, int64_t n) {
     guesses.clear();
 }
 
-void Stream::meanwhile(size_t layer, const float* x, int64_t) {
-    if (sweep_ || reach_.width() == 0) return;
-    for (size_t later = layer + 1; later <= layer + size_t(reach_.depth()) && later < steps_.size(); ++later) {
-        if (!steps_[later].layer->moe()) continue;
-        if (options_.lookahead) look_ahead(later, x);
-        const auto& last = previous_[later];
-        if (options_.previous) store_->hint(int(later), last.data(), std::min<int64_t>(int64_t(last.size()), reach_.width()));
-    }
-}
-
-// The router of a later layer applied to the hidden state of now, which the layers in between change little.
-void Stream::look_ahead(size_t layer, const float* x) {
-    const Layer& l = *steps_[layer].layer;
-    const int64_t k = std::min<int64_t>(reach_.width(), l.routing.experts);
-    float *h = machine_.floats(11, l.hidden), *logits = machine_.floats(12, l.router.rows), *weights = machine_.floats(13, k);
-    auto& guesses = guesses_[layer];
-    guesses.resize(size_t(k));
-    machine_.rms_norm(x, l.ffn_norm, l.eps, 1, l.hidden, h);
-    machine_.linears(h, 1, {&l.router}, {logits});
-    RouterShape shape = l.routing;
-    shape.k = k;
-    if (!machine_.route(logits, l.router_bias, 1, shape, guesses.data(), weights)) {
-        guesses.clear();
+// Decode: the next layer, which is known best, and one further away, whose reads get more time; those in between had their
+// turn before. A prompt: the next layer, once its own experts all have slots (see hint_ahead).
+void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
+    if (!foresee_ || !hints()) return;
+    if (sweep_) {
+        const Layer* after = layer + 1 < steps_.size() ? steps_[layer + 1].layer : nullptr;
+        if (after && after->moe()) look_ahead(layer + 1, x, tokens, after->routing.k);
         return;
     }
-    store_->hint(int(layer), guesses.data(), k);
+    foresee(layer + 1, x, tokens, true);
+    if (reach_.depth() > 1) foresee(layer + size_t(reach_.depth()), x, tokens, false);
+}
+
+void Stream::foresee(size_t layer, const float* x, int64_t tokens, bool soon) {
+    if (layer >= steps_.size() || !steps_[layer].layer->moe()) return;
+    const int64_t width = std::min<int64_t>(reach_.width(), steps_[layer].layer->routing.experts);
+    if (options_.lookahead && look_ahead(layer, x, tokens, width))
+        store_->hint(int(layer), guesses_[layer].data(), int64_t(guesses_[layer].size()), false, soon);
+    const auto& last = previous_[layer];
+    const int64_t n = std::min<int64_t>(int64_t(last.size()), tokens * width);
+    if (options_.previous && n > 0) store_->hint(int(layer), last.data(), n, false, soon);
+}
+
+// The router of a later layer applied to the hidden states of now, which the layers in between change little. False where a
+// score is not finite.
+bool Stream::look_ahead(size_t layer, const float* x, int64_t tokens, int64_t k) {
+    const Layer& l = *steps_[layer].layer;
+    const int64_t rows = std::min(tokens, kRows);
+    float *h = machine_.floats(11, rows * l.hidden), *logits = machine_.floats(12, rows * l.router.rows);
+    float* weights = machine_.floats(13, rows * k);
+    for (int64_t row = 0; row < rows; ++row)
+        machine_.rms_norm(x + row * tokens / rows * l.hidden, l.ffn_norm, l.eps, 1, l.hidden, h + row * l.hidden);
+    machine_.linears(h, rows, {&l.router}, {logits});
+    RouterShape shape = l.routing;
+    shape.k = k;
+    auto& guesses = guesses_[layer];
+    guesses.resize(size_t(rows * k));
+    const bool finite = machine_.route(logits, l.router_bias, rows, shape, guesses.data(), weights);
+    if (!finite) guesses.clear();
+    return finite;
+}
+
+// A prompt's next layer. Its experts get slots that this layer has done with, so this comes when all of its own have one, and
+// again when it has ended.
+void Stream::hint_ahead() {
+    const size_t later = layer_ + 1;
+    if (!foresee_ || later >= guesses_.size() || guesses_[later].empty()) return;
+    store_->hint(int(later), guesses_[later].data(), int64_t(guesses_[later].size()), true);
+    hinted_ahead_ = true;
 }
 
 Experts Stream::next() {
@@ -104,6 +138,7 @@ Experts Stream::next() {
         lease_.next(ready_);
         return ready_;
     }
+    if (!hinted_ahead_ && lease_.waiting() == 0) hint_ahead();
     // Arrivals first, because their slots are wanted for what comes next.
     lease_.next(arrived_, backlog_.empty());
     for (const Expert& expert : arrived_) backlog_.push_back(expert);
@@ -113,6 +148,9 @@ Experts Stream::next() {
     return ready_;
 }
 
-void Stream::end() { lease_ = Lease(); }
+void Stream::end() {
+    lease_ = Lease();
+    if (sweep_) hint_ahead();
+}
 
 }  // namespace moeflux

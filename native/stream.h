@@ -14,25 +14,26 @@ namespace moeflux {
 
 // How far to look ahead: how many experts of a layer are worth a guess, and of how many layers. Hints cost reads: a wrong one
 // is wasted, and where the drive has no idle time even a right one only moves a read. So the reach follows the share of hints
-// that were asked for in the end, and more must be right when the drive is busy; at zero a small probe now and then finds
+// that were asked for in the end, and more must be right when readers are busy; at zero a small probe now and then finds
 // out whether times have changed.
 class Reach {
 public:
-    explicit Reach(int most) : most_(most), width_((most + 1) / 2) {}
+    explicit Reach(int most) : most_(most), width_(most) {}
 
     int width() const { return width_; }
     int depth() const { return depth_; }
-    // After a token: hints that were issued and that were asked for, all in all so far, and the drive's idle share meanwhile.
-    void learn(int64_t issued, int64_t useful, double idle);
+    // After a token: hints that were issued and that were asked for, the share of the readers' time in which they had nothing
+    // to read, and the share of the time that the token waited for experts.
+    void learn(int64_t issued, int64_t useful, double idle, double stalled);
 
 private:
     static constexpr int kWindow = 8;    // tokens between decisions
     static constexpr int kProbe = 8;     // windows without hints before the next probe
-    static constexpr int kDeepest = 3;
-    int most_, width_, depth_ = 1;
+    static constexpr int kDeepest = 4;
+    int most_, width_, depth_ = 2;
     int tokens_ = 0, off_ = 0;
-    int64_t issued_ = 0, useful_ = 0;  // at the last decision
-    double idle_ = 0;                  // summed over the window
+    int64_t issued_ = 0, useful_ = 0;  // all summed over the window
+    double idle_ = 0, stalled_ = 0;
 };
 
 struct StreamOptions {
@@ -75,10 +76,14 @@ public:
 private:
     static constexpr int64_t kDecodeTokens = 8;  // more are a prompt: every expert once, in any order
     static constexpr size_t kBatch = 16;         // experts of a prompt that are run before arrivals are looked for
+    static constexpr int64_t kRows = 128;        // tokens of a prompt that stand for all where it is foreseen what comes next
 
     void start(std::span<const Step> steps);
     void finish();
-    void look_ahead(size_t layer, const float* x);
+    bool hints() const { return sweep_ ? options_.lookahead : reach_.width() > 0; }
+    void foresee(size_t layer, const float* x, int64_t tokens, bool soon);
+    bool look_ahead(size_t layer, const float* x, int64_t tokens, int64_t k);
+    void hint_ahead();
     void count_foreseen(size_t layer, const int64_t* ids, int64_t n);
 
     std::shared_ptr<Store> store_;
@@ -86,6 +91,9 @@ private:
     StreamOptions options_;
     Reach reach_;
     std::span<const Step> steps_;
+    size_t layer_ = 0;
+    bool foresee_ = false;       // something is not in memory
+    bool hinted_ahead_ = false;  // a prompt's next layer
     Lease lease_;
     bool sweep_ = false;
     std::vector<Expert> ready_, arrived_, backlog_;
@@ -93,7 +101,7 @@ private:
     int64_t guessed_ = 0, asked_ = 0, foreseen_ = 0;
     bool recording_ = false;
     std::vector<int16_t> routed_;
-    int64_t busy_ns_ = 0;
+    StoreStats before_;
     std::chrono::steady_clock::time_point started_;
 };
 

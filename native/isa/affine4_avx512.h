@@ -82,10 +82,12 @@ MF_INLINE void transpose16x4(const uint8_t* p, size_t stride, __mmask8 keep, __m
     out[3] = _mm512_unpackhi_epi64(b, d);
 }
 
-// bf16 [16 rows, groups] to floats out[g * stride + row].
-MF_INLINE void transpose_scales(const uint16_t* s, int groups, float* out, size_t stride) {
+// bf16 [16 rows, groups] to floats out[g * stride + row]. `meanwhile` is called for every eight groups.
+template <typename Meanwhile>
+MF_INLINE void transpose_scales(const uint16_t* s, int groups, float* out, size_t stride, Meanwhile meanwhile) {
     const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
     for (int g = 0; g < groups; g += 8) {
+        meanwhile();
         const int n = groups - g < 8 ? groups - g : 8;
         __m512i o[4];
         transpose16x4((const uint8_t*)(s + g), size_t(groups) * 2, __mmask8((1u << n) - 1), o);
@@ -118,35 +120,39 @@ struct Upcoming {
     const uint8_t *codes = nullptr, *scales = nullptr, *biases = nullptr;  // of the sixteen rows that come next
 };
 
-// Sixteen rows. Codes are read row strip by row strip, in the order they lie, and prefetched one strip ahead.
+// Sixteen rows. Codes are read strip by strip of four rows, and prefetched in the order they lie, a strip ahead and a little
+// more: of each line's worth of work a part is done while nothing is read (scales, sums), and memory must not rest then.
 template <int NT>
 MF_INLINE void stream16(const uint8_t* codes, const uint16_t* scales, const uint16_t* biases, int64_t cols,
                         const uint8_t* const* records, float* const* y, int64_t row, __mmask16 wanted, Upcoming after) {
     const int groups = int(cols / 64), pairs = pairs_of(cols), full = groups / 2;
-    const size_t stride = size_t(cols) / 2, distance = 4 * stride > 2048 ? 4 * stride : 2048;
+    const size_t stride = size_t(cols) / 2, strip = 4 * stride > 2048 ? 4 * stride : 2048;
+    size_t ahead = strip + stride;  // of the first of these rows; grows by 2 strides with the scales, 12 in the strips, 2 in the sums
+    const auto prefetch = [&](int lines) {
+        const uint8_t* next = ahead < 16 * stride ? codes + ahead : after.codes + (ahead - 16 * stride);
+        for (int i = 0; i < lines; ++i) _mm_prefetch((const char*)(next + i * 64), _MM_HINT_T0);
+        ahead += size_t(lines) * 64;
+    };
     const __m512i low4 = _mm512_set1_epi8(15);
     alignas(64) float s[kMaxGroups * 16], b[kMaxGroups * 16];
     alignas(64) __m512i quads[kMaxGroups / 2][NT][4];
-    transpose_scales(scales, groups, s, 16);
-    transpose_scales(biases, groups, b, 16);
+    transpose_scales(scales, groups, s, 16, [&] { prefetch(4); });
+    transpose_scales(biases, groups, b, 16, [&] { prefetch(4); });
     for (int a = 0; a < 4; ++a) {
         const uint8_t* c = codes + a * 4 * stride;
-        const size_t over = a * 4 * stride + distance;  // from the first of these rows
-        const uint8_t* next = over < 16 * stride ? codes + over : after.codes + (over - 16 * stride);
         // The next sixteen rows' scales (first two strips) and biases (last two), a line every other step.
         const uint8_t* next_scales = (a < 2 ? after.scales : after.biases) + (a & 1) * (pairs / 2) * 64;
         for (int p = 0; p < pairs; ++p) {
             if (!(p & 1)) _mm_prefetch((const char*)(next_scales + p * 32), _MM_HINT_T0);
             const __mmask8 keep = p < full ? 0xff : 0x0f;
+            prefetch(3);
             __m512i low[4], high[4];
 #pragma GCC unroll 4
             for (int r = 0; r < 4; ++r) {
                 const __m512i v = _mm512_maskz_loadu_epi64(keep, c + r * stride + p * 64);
-                _mm_prefetch((const char*)(next + r * 64), _MM_HINT_T0);
                 low[r] = _mm512_and_si512(v, low4);
                 high[r] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low4);
             }
-            next += 256;
 #pragma GCC unroll 4
             for (int t = 0; t < NT; ++t) {
                 const __m512i even = _mm512_loadu_si512(records[t] + p * 128), odd = _mm512_loadu_si512(records[t] + p * 128 + 64);
@@ -162,6 +168,7 @@ MF_INLINE void stream16(const uint8_t* codes, const uint16_t* scales, const uint
         const float *xs = record_scales(records[t], pairs), *xsum = record_sums(records[t], pairs);
         __m512 acc = _mm512_setzero_ps();
         for (int p = 0; p < pairs; ++p) {
+            if (t == 0) prefetch(2);
             __m512i first, second;
             fold16(quads[p][t], first, second);
             acc = step(acc, first, _mm512_load_ps(s + p * 32), _mm512_load_ps(b + p * 32), xs[2 * p], xsum[2 * p]);
@@ -180,17 +187,22 @@ MF_INLINE void stream16_bytes(const uint8_t* codes, const uint16_t* scales, cons
     const int groups = int(cols / 64);
     const size_t stride = size_t(cols);
     alignas(64) float s[kMaxGroups * 16], b[kMaxGroups * 16];
-    transpose_scales(scales, groups, s, 16);
-    transpose_scales(biases, groups, b, 16);
+    transpose_scales(scales, groups, s, 16, [] {});
+    transpose_scales(biases, groups, b, 16, [] {});
     __m512 acc[NT];
     for (int t = 0; t < NT; ++t) acc[t] = _mm512_setzero_ps();
     for (int g = 0; g < groups; ++g) {
+        const int later = g + 4;  // groups of these rows, then of the sixteen behind them
+        const uint8_t* ahead = codes + (later < groups ? 0 : 16 * stride) + size_t(later < groups ? later : later - groups) * 64;
         __m512i quads[NT][4];
 #pragma GCC unroll 4
         for (int a = 0; a < 4; ++a) {
             __m512i c[4];
 #pragma GCC unroll 4
-            for (int r = 0; r < 4; ++r) c[r] = _mm512_loadu_si512(codes + (a * 4 + r) * stride + g * 64);
+            for (int r = 0; r < 4; ++r) {
+                c[r] = _mm512_loadu_si512(codes + (a * 4 + r) * stride + g * 64);
+                _mm_prefetch((const char*)(ahead + (a * 4 + r) * stride), _MM_HINT_T0);
+            }
 #pragma GCC unroll 4
             for (int t = 0; t < NT; ++t) {
                 const __m512i x = _mm512_loadu_si512(records[t] + g * 64);
@@ -376,8 +388,8 @@ MF_INLINE void tile_rows(const uint8_t* codes, const uint16_t* scales, const uin
     const size_t stride = size_t(cols) / 2;
     memset(acc, 0, size_t(tokens) * MB * 64);
     for (int m = 0; m < MB; ++m) {
-        transpose_scales(scales + size_t(m) * 16 * groups, groups, &tile.scales[0][m * 16], MB * 16);
-        transpose_scales(biases + size_t(m) * 16 * groups, groups, &tile.biases[0][m * 16], MB * 16);
+        transpose_scales(scales + size_t(m) * 16 * groups, groups, &tile.scales[0][m * 16], MB * 16, [] {});
+        transpose_scales(biases + size_t(m) * 16 * groups, groups, &tile.biases[0][m * 16], MB * 16, [] {});
     }
     for (int g = 0; g < groups; g += kTileGroups) {
         const int count = groups - g < kTileGroups ? groups - g : kTileGroups;

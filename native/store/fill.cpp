@@ -36,10 +36,11 @@ void Store::fill(int i, int layer, int expert, Priority priority) {
     s.expert = expert;
     s.left = int(of.components.size());
     s.running = 0;
-    s.hint_read = priority == Priority::hint;
+    s.hint_read = priority != Priority::demand;
     s.hint_tick = residency_.tick();
     s.error.reset();
     if (priority == Priority::hint) hinted_.push_back(i);
+    if (priority == Priority::soon) hinted_.push_front(i);
     const uint8_t* begins[9];
     for (int c = 0; c < s.left; ++c) {
         begins[c] = component(i, c);

@@ -52,6 +52,12 @@ std::shared_ptr<const Arena> Lease::memory() const { return state_ ? state_->mem
 
 size_t Lease::left() const { return state_ ? state_->open.size() : 0; }
 
+size_t Lease::waiting() const {
+    if (!state_) return 0;
+    const std::lock_guard lock(store_->mutex_);
+    return size_t(state_->n_waiting);
+}
+
 const uint8_t* Lease::bytes(int64_t expert, int component) const {
     if (!state_) throw std::logic_error("the lease was released");
     const std::lock_guard lock(store_->mutex_);

@@ -10,7 +10,7 @@ struct LeaseState {
     struct Want {
         int expert = 0, slot = -1;
         Step step = Step::waiting;
-        bool loaded = false;  // read for this lease
+        bool loaded = false;  // read for this lease, or ahead of it
     };
 
     int layer = 0;

@@ -50,6 +50,8 @@ Lease Store::acquire(int layer, const int64_t* ids, int64_t n, bool sweep) {
 }
 
 void Store::join(LeaseState& l, size_t want, int i) {
+    l.wants[want].loaded = l.sweep && residency_.hinted(i);  // a hint ahead of the sweep: counts as the sweep's own
+    l.n_loaded += l.wants[want].loaded;
     demanded(i, l.sweep ? Why::sweep : Why::demand);
     residency_.pin(i);
     l.wants[want].slot = i;

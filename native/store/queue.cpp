@@ -2,6 +2,12 @@
 
 namespace moeflux {
 
+void JobQueue::push(int job, Priority priority) {
+    if (priority == Priority::demand) demands_.push_back(job);
+    else if (priority == Priority::hint) hints_.push_back(job);
+    else hints_.push_front(job);
+}
+
 int JobQueue::pop() {
     Order& from = demands_.empty() ? hints_ : demands_;
     const int job = from.first();

@@ -1,12 +1,12 @@
-// Reads that wait for a reader: all demands before all hints, first come first served among each. Not thread-safe: the
-// store's mutex guards it.
+// Reads that wait for a reader: all demands before all hints, first come first served among each, but for hints of what is
+// wanted soon, which go before the others. Not thread-safe: the store's mutex guards it.
 #pragma once
 
 #include "order.h"
 
 namespace moeflux {
 
-enum class Priority : int { demand, hint };
+enum class Priority : int { demand, soon, hint };
 
 class JobQueue {
 public:
@@ -14,7 +14,7 @@ public:
 
     bool empty() const { return demands_.empty() && hints_.empty(); }
     bool has(int job) const { return demands_.has(job) || hints_.has(job); }
-    void push(int job, Priority priority) { (priority == Priority::demand ? demands_ : hints_).push_back(job); }
+    void push(int job, Priority priority);
     int pop();                // -1: none
     bool remove(int job);     // false where it does not wait
     bool promote(int job);    // from hint to demand, where it waits as a hint

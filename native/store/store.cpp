@@ -62,6 +62,7 @@ Store::Store(StoreOptions options)
         int64_t bytes = 0;
         for (const int64_t size : each) bytes += size;
         expert_bytes_.push_back(bytes);
+        n_bytes_ += bytes * int64_t(layer.n_experts);
     }
     for (const std::string& path : options_.paths) {
         files_.push_back(std::make_unique<File>(path, options_.direct));
@@ -91,7 +92,7 @@ const std::vector<int>& Store::distinct(int layer, const int64_t* ids, int64_t n
     return wanted_;
 }
 
-void Store::hint(int layer, const int64_t* ids, int64_t n, bool sweep) {
+void Store::hint(int layer, const int64_t* ids, int64_t n, bool sweep, bool soon) {
     check(layer, ids, n);
     const std::lock_guard lock(mutex_);
     if (closed_) throw closed_error();
@@ -103,7 +104,7 @@ void Store::hint(int layer, const int64_t* ids, int64_t n, bool sweep) {
             continue;
         }
         ++stats_.hints_issued;
-        fill(slot, layer, expert, Priority::hint);
+        fill(slot, layer, expert, soon ? Priority::soon : Priority::hint);
     }
     wake_readers();
 }

@@ -81,8 +81,9 @@ public:
     // Experts that were handed out and are not needed any more: their slots can take what this lease still waits for.
     void release(const std::vector<Expert>& experts);
     void release();  // everything; the lease is empty afterwards
-    // Experts not handed out yet.
+    // Experts not handed out yet, and those of them that have no slot yet.
     size_t left() const;
+    size_t waiting() const;
 
     // The bytes of a component of an expert that was handed out and not released.
     const uint8_t* bytes(int64_t expert, int component) const;
@@ -105,8 +106,8 @@ public:
     // used once and there may be more than fit (see Residency).
     Lease acquire(int layer, const int64_t* ids, int64_t n, bool sweep = false);
     // Experts that will likely be asked for: reads those that are missing where a slot can be had and no demand wants it.
-    // `sweep`: by a sweep; takes no slot but free ones and what sweeps left behind.
-    void hint(int layer, const int64_t* ids, int64_t n, bool sweep = false);
+    // `sweep`: by a sweep; takes no slot but free ones and what sweeps left behind. `soon`: before other hints.
+    void hint(int layer, const int64_t* ids, int64_t n, bool sweep = false, bool soon = false);
     // A new token begins. Hints that waited for a whole token are dropped.
     void next_token();
     // Ends the readers after the reads they are in, and every wait with an error. Leases keep their memory. Idempotent.
@@ -117,6 +118,8 @@ public:
     std::vector<uint8_t> resident() const;  // by layer and expert (as many as the layer with most has): 1 where it is in memory
     int n_layers() const { return int(options_.layers.size()); }
     const ExpertLayer& layer(int layer) const { return options_.layers.at(size_t(layer)); }
+    int n_readers() const { return options_.n_readers; }
+    int64_t n_bytes() const { return n_bytes_; }  // of all experts
     int64_t slot_bytes() const { return slot_bytes_; }
     // Bytes of a slot for experts with components of these sizes.
     static int64_t slot_bytes(const std::vector<int64_t>& sizes, bool direct) { return SlotLayout(sizes, direct).bytes; }
@@ -192,6 +195,7 @@ private:
     int64_t slot_bytes_ = 0;
     std::vector<SlotLayout> layouts_;  // by layer
     std::vector<int64_t> expert_bytes_;
+    int64_t n_bytes_ = 0;
     Files files_;
 
     mutable std::mutex mutex_;

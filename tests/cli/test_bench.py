@@ -158,3 +158,18 @@ def test_batch(model):
         assert row["tok_s"][0] >= row["tok_s"][1] > 0
         assert row["bytes_per_token"] > 0
         assert 0 <= row["hit_rate"] <= 1
+
+
+def test_prefix(model, tmp_path):
+    """That it finishes says that the logits were the same bits all three ways."""
+    options = ("--tokens", 200, "--share", 0.5, "--keep", "64MiB", "--folder", tmp_path)
+    result = moeflux("bench", "prefix", model, *options)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert (report["bench"], report["tokens"], report["shared"]) == ("prefix", 200, 180)
+    assert [report[f"{way}_computed"] for way in ("cold", "memory", "disk")] == [200, 20, 20]
+    assert report["kept_bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+    refused = moeflux("bench", "prefix", model, "--shared", 1.5)
+    assert refused.returncode != 0
+    assert "option 'shared'" in refused.stderr

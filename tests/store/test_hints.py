@@ -30,6 +30,25 @@ def test_demands_are_read_before_hints(tmp_path):
             assert list(dict.fromkeys(order)) == [(0, 5), (1, 2)]
 
 
+def test_what_is_wanted_soon_is_read_before_other_hints(tmp_path):
+    experts = make_experts(tmp_path)
+    with experts.open(n_slots=4, reader="manual") as store:
+        store.hint(2, [4])
+        store.hint(1, [2], soon=True)
+        with store.acquire(0, [5]):
+            order = fill(store, experts)
+            assert list(dict.fromkeys(order)) == [(0, 5), (1, 2), (2, 4)]
+
+
+def test_a_demand_takes_the_slot_of_what_is_wanted_last(tmp_path):
+    experts = make_experts(tmp_path)
+    with experts.open(n_slots=2, reader="manual") as store:
+        store.hint(2, [4])
+        store.hint(1, [2], soon=True)
+        with store.acquire(0, [5]):
+            assert set(fill(store, experts)) == {(0, 5), (1, 2)}
+
+
 def test_a_hint_that_is_demanded_moves_up(tmp_path):
     experts = make_experts(tmp_path)
     with experts.open(n_slots=4, reader="manual") as store:

@@ -70,10 +70,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.leases.append(Held(self.store.acquire(layer, ids, sweep=sweep), layer, ids, protects))
 
     @precondition(lambda self: not self.closed)
-    @rule(layer=LAYER, ids=IDS, sweep=st.booleans())
-    def hint(self, layer, ids, sweep):
+    @rule(layer=LAYER, ids=IDS, sweep=st.booleans(), soon=st.booleans())
+    def hint(self, layer, ids, sweep, soon):
         leased = set(self.slots("leased"))
-        self.store.hint(layer, ids, sweep=sweep)
+        self.store.hint(layer, ids, sweep=sweep, soon=soon)
         assert self.this_token <= set(self.slots("ready", "leased"))
         assert leased <= set(self.slots("leased"))
 

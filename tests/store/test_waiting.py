@@ -166,6 +166,8 @@ def test_hints_for_a_sweep_take_only_what_sweeps_left(tmp_path):
         assert {(0, expert) for expert in range(6)} | {(2, 0), (2, 1)} == kept
         with store.acquire(2, range(24), sweep=True) as lease:
             assert lease.next(wait=False) == [0, 1]
+            fill(store, experts)
+            assert resident(store) == kept  # they count as its own: the sweep takes no slots besides
         assert store.stats().hints_useful == 2
 
 

@@ -49,7 +49,7 @@ def test_any_tokens_give_what_decoding_all_of_them_gives(ids):
     assert "".join(pieces) + rest == tokenizer.decode(ids)
 
 
-@given(st.binary(min_size=1, max_size=200))
+@given(st.binary(min_size=1, max_size=200).filter(lambda data: data.strip(b" ")))  # a leading space is no text there
 def test_fallback_bytes_are_never_held_for_ever(data):
     tokenizer = tiny.byte_fallback()
     detokenizer = Detokenizer(tokenizer)

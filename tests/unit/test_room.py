@@ -33,8 +33,8 @@ def test_a_share_becomes_the_budget_that_holds_it(model, share):
 
 
 def test_measuring_takes_its_part_of_a_given_budget(model):
-    room = make_room(EngineConfig(model, threads=1, ram="700MB", slots=100))
-    assert room.budget == 700 * 10**6
+    room = make_room(EngineConfig(model, threads=1, ram="4GB", slots=100))
+    assert room.budget == 4 * 10**9
     assert room.own > BUFFER_BYTES
     assert room.config.ram == room.budget - room.own
     assert room.config.slots == 100

@@ -22,7 +22,7 @@ class Neighbours:
         self.shares = {"others": max(0.0, busy - own) / cores, "stolen": stolen / cores}
 
     def _now(self) -> tuple[float, float, float, float]:
-        """Seconds: of all processes and the kernel; that the host kept; of this process; passed. Waiting for drives is none."""
+        """Seconds: of all processes and the kernel; that the host kept; of this process; passed. Waiting is none."""
         with open("/proc/stat") as file:
             user, nice, system, _idle, _wait, irq, softirq, steal = map(int, file.readline().split()[1:9])
         tick, times = os.sysconf("SC_CLK_TCK"), os.times()

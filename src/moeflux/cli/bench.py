@@ -12,6 +12,7 @@ from moeflux.bench.io import bench_io
 from moeflux.bench.ops import bench_ops
 from moeflux.cli.bench_batch import batch
 from moeflux.cli.bench_peers import peers
+from moeflux.cli.bench_prefix import prefix
 from moeflux.cli.bench_replay import replay
 from moeflux.cli.bench_speed import decode, prefill
 from moeflux.cli.options import Isa, Model, Repeats, Threads
@@ -62,5 +63,6 @@ def io(
 app.command()(decode)
 app.command()(prefill)
 app.command()(batch)
+app.command()(prefix)
 app.command()(replay)
 app.command()(peers)

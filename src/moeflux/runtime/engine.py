@@ -35,6 +35,7 @@ from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.sizes import measure
 from moeflux.runtime.trace import Trace
 from moeflux.runtime.trunk import check_trunk, load_trunk
+from moeflux.store.policy import sweep_slots
 from moeflux.store.stats import StoreStats
 from moeflux.store.store import StoreOptions
 from moeflux.store.trace import TraceRecorder
@@ -210,6 +211,7 @@ def _open_experts(
         reader=config.reader,
         direct=plan.direct,
         n_readers=plan.n_readers,
+        sweep_slots=sweep_slots(plan.n_slots),
     )
     experts = Experts(spec, checkpoint, ops, options, config.hints, config.bits)
     try:

@@ -17,8 +17,7 @@ from moeflux.runtime.drive import ExpertReads, Sample
 DEPTHS = (1, 4, 16)  # readers
 SAMPLE_SECONDS = 0.1
 MOST_SECONDS = 2.0
-FEWEST_READERS = 2  # so that a read is under way while another one's bytes are looked at
-CLOSE = 0.95  # of the best rate: not worth more readers
+CLOSE = 0.8  # of the best rate: short samples differ by that much, idle readers cost little, and too few cost speed
 DIRECT_WORTH = 0.9  # of the buffered rate: direct reads leave the page cache and the processor alone
 MEMORY_BYTES = 256 * 2**20
 
@@ -79,8 +78,7 @@ def choose(samples: Sequence[Sample]) -> Sample:
     if direct and max(sample.bytes_s for sample in direct) >= DIRECT_WORTH * best.bytes_s:
         best = max(direct, key=lambda sample: sample.bytes_s)
     alike = [s for s in honest if s.direct == best.direct and s.bytes_s >= CLOSE * best.bytes_s]
-    several = [sample for sample in alike if sample.n_readers >= FEWEST_READERS]
-    return min(several or alike, key=lambda sample: sample.n_readers)
+    return max(alike, key=lambda sample: sample.n_readers)
 
 
 def probe_memory(threads: int, n_bytes: int = MEMORY_BYTES) -> MemoryProbe:

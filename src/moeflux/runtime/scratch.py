@@ -13,6 +13,7 @@ from moeflux.runtime.slot_size import HUGE_PAGE, PAGE, round_up
 
 F32, POINTER = 4, 8
 ATTEND_TOKENS = ATTEND_HEADS = 8  # as in native/kernels.h
+LOOK_AHEAD_ROWS = 128  # as in native/stream.h
 WORKSPACE_BYTES = 2**20  # of one thread: kernels unpack rows there
 Use = tuple[str, int]  # buffer, bytes
 
@@ -95,9 +96,10 @@ def _experts(spec: ModelSpec, moe: Moe, t: int, integer: bool) -> Iterator[Use]:
     yield "floats6", shared * spec.hidden * F32
     yield "floats9", pairs * F32
     yield "floats10", pairs * 8
-    yield "floats11", spec.hidden * F32
-    yield "floats12", moe.router.n_experts * F32
-    yield "floats13", moe.router.k * F32
+    ahead = min(t, LOOK_AHEAD_ROWS)
+    yield "floats11", ahead * spec.hidden * F32
+    yield "floats12", ahead * moe.router.n_experts * F32
+    yield "floats13", ahead * moe.router.k * F32
     yield "kFirst", inner * F32
     yield "kSecond", inner * F32
     yield "kThird", shared * F32

@@ -21,6 +21,11 @@ def layer_floor(n_slots: int, n_layers: int, k: int) -> int:
     return k if n_slots >= n_layers * k else n_slots // n_layers
 
 
+def sweep_slots(n_slots: int) -> int:
+    """Slots that a prompt's sweep takes from the rest: enough for the drive to go on while a layer is computed."""
+    return max(16, min(64, n_slots // 16))
+
+
 def check_policy(policy: str) -> None:
     if policy not in POLICIES:
         raise OptionError(f"unknown policy {policy!r}", where="option 'policy'", hint=f"one of {', '.join(POLICIES)}")

@@ -159,13 +159,13 @@ class ExpertStore:
         table = self._tables[layer]
         return Lease(lease, table, f"{self._paths[table.sources[0][0].file].name}: layer {layer}")
 
-    def hint(self, layer: int, ids: Ids, *, sweep: bool = False) -> None:
+    def hint(self, layer: int, ids: Ids, *, sweep: bool = False, soon: bool = False) -> None:
         """Experts that will likely be asked for. May do nothing.
 
-        `sweep`: by a sweep; takes no slot but free ones and what sweeps left behind.
+        `sweep`: by a sweep; takes no slot but free ones and what sweeps left behind. `soon`: read before other hints.
         """
         with native_errors():
-            self.native.hint(layer, _array(ids), sweep)
+            self.native.hint(layer, _array(ids), sweep, soon)
 
     def next_token(self) -> None:
         self.native.next_token()

@@ -1,0 +1,112 @@
+"""A prompt that begins as an earlier one did: how long until its first token, cold, and from states in memory or on disk.
+
+The first prompt ends its last message but one where the second departs from it, as when an agent asks anew after the same
+system prompt, tools and history. All three ways must give the same bits, or it is an error. Before each, another prompt
+fills the memory with experts, as in a process that has run for a while.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeflux.bench.limits import Samples
+from moeflux.bench.routing import TokenStream
+from moeflux.core.config import EngineConfig
+from moeflux.core.errors import NumericError
+from moeflux.formats.checkpoint import read_config
+from moeflux.models.registry import read_spec
+from moeflux.runtime.engine import Engine
+from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.session import Session, Usage
+
+WAYS = ("cold", "memory", "disk")
+WARM_UP = 512  # tokens of another prompt
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PrefixReport:
+    tokens: int
+    shared: int
+    seconds: dict[str, Samples]  # to the first token, by way
+    usage: dict[str, Usage]
+    kept_bytes: int  # in memory, of both prompts' states
+    plan: dict[str, Any]
+
+    def ratio(self, way: str) -> tuple[float, float]:
+        """Cold over warm: least against least, median against median."""
+        cold, warm = self.seconds["cold"], self.seconds[way]
+        return min(cold.values) / min(warm.values), cold.median / warm.median
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "shared": self.shared,
+            **{f"{way}_s": list(self.seconds[way].values) for way in WAYS},
+            **{f"{way}_computed": self.usage[way].computed for way in WAYS},
+            **{f"{way}_ratio": list(self.ratio(way)) for way in WAYS[1:]},
+            "kept_bytes": self.kept_bytes,
+            **self.plan,
+        }
+
+
+def bench_prefix(
+    config: EngineConfig, tokens: int, shared: int, repeats: int, routing: str, folder: Path | None, say: Say
+) -> PrefixReport:
+    """`config.prefixes` is what states may take in memory. The disk's are read by an engine that was opened anew."""
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    usage: dict[str, Usage] = {}
+    kept, plan = 0, dict[str, Any]()
+    vocab = read_spec(read_config(config.model)).vocab
+    for number in range(repeats):
+        with tempfile.TemporaryDirectory(prefix="moeflux-prefixes-", dir=folder) as kept_in:
+            stream = TokenStream(routing, vocab, number)
+            first = stream.take(tokens)
+            second = [*first[:shared], *stream.take(tokens - shared)]
+            with Engine(config) as engine:
+                plan = {"share": engine.plan.share, "chunk_tokens": engine.plan.chunk_tokens}
+                _warm_up(engine, stream)
+                expected, usage["cold"] = _ask(Session(engine, None, None), second, (), seconds["cold"])
+                say(f"repeat {number + 1} of {repeats}, cold: {seconds['cold'][-1]:.2f} s")
+                store = PrefixStore(engine, Limits(config.prefix_bytes), Path(kept_in))
+                Session(engine, store).sync(first, boundaries=(shared, tokens))
+                found, usage["memory"] = _ask(Session(engine, store), second, (shared, tokens), seconds["memory"])
+                _check("memory", expected, found)
+                kept = store.ram_bytes
+                store.flush()
+                store.close()
+            say(f"from memory: {seconds['memory'][-1]:.2f} s, {usage['memory'].computed} tokens computed")
+            with Engine(config) as engine:
+                store = PrefixStore(engine, Limits(config.prefix_bytes), Path(kept_in))
+                _warm_up(engine, stream)
+                store.drop(second)  # what the run before kept of it
+                found, usage["disk"] = _ask(Session(engine, store), second, (shared, tokens), seconds["disk"])
+                _check("disk", expected, found)
+                store.close()
+            say(f"from disk, opened anew: {seconds['disk'][-1]:.2f} s, {usage['disk'].computed} tokens computed")
+    samples = {way: Samples(tuple(values)) for way, values in seconds.items()}
+    return PrefixReport(tokens, shared, samples, usage, kept, plan)
+
+
+def _ask(session: Session, prompt: list[int], boundaries: tuple[int, ...], seconds: list[float]) -> tuple[Any, Usage]:
+    start = time.perf_counter()
+    usage = session.sync(prompt, boundaries=boundaries)
+    seconds.append(time.perf_counter() - start)
+    return session.logits, usage
+
+
+def _check(way: str, expected: Any, found: Any) -> None:
+    if not np.array_equal(expected, found):
+        raise NumericError(f"the logits from {way} are not those of the cold run")
+
+
+def _warm_up(engine: Engine, stream: TokenStream) -> None:
+    """Experts in memory are not what is compared."""
+    Session(engine, None, None).sync(stream.take(min(WARM_UP, engine.plan.context)))

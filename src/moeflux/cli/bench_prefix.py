@@ -1,0 +1,53 @@
+"""`moeflux bench prefix MODEL`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moeflux.bench.prefix import WAYS, bench_prefix
+from moeflux.bench.room import make_room
+from moeflux.cli.bench_speed import Routing, Share, Slots
+from moeflux.cli.options import Model, Ram, Threads
+from moeflux.cli.tables import pair, print_notes, print_table
+from moeflux.core.config import EngineConfig
+from moeflux.core.errors import OptionError
+from moeflux.core.units import format_bytes
+
+
+def prefix(
+    model: Model,
+    threads: Threads = None,
+    ram: Ram = None,
+    slots: Slots = None,
+    share: Share = None,
+    routing: Routing = "uniform",
+    tokens: Annotated[int, typer.Option(min=2, help="Length of both prompts.")] = 4096,
+    shared: Annotated[float, typer.Option(help="Share of the tokens that both begin with.")] = 0.9,
+    keep: Annotated[str, typer.Option(help="Memory for states that are kept.")] = "1GiB",
+    folder: Annotated[Path | None, typer.Option(help="Where states are kept on disk meanwhile.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements; least and median are shown.")] = 1,
+) -> None:
+    """Time to the first token of a prompt that begins as an earlier one: computed, from memory, and from disk."""
+    n_shared = round(shared * tokens)
+    if not 0 < n_shared < tokens:
+        raise OptionError(f"{shared:g} of {tokens} tokens cannot be shared", where="option 'shared'", hint="between 0 and 1")
+    config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=tokens + 1, sequences=2, prefixes=keep)
+    room = make_room(config, share)
+    report = bench_prefix(room.config, tokens, n_shared, repeats, routing, folder, print_notes)
+    d = report.as_dict()
+    print_notes(
+        f"{d['share']:.0%} of the experts in memory; seconds to the first token, least / median of {repeats}; same bits"
+    )
+    rows = [
+        (way, f"{min(d[f'{way}_s']):.2f} / {report.seconds[way].median:.2f}", str(d[f"{way}_computed"]),
+         "" if way == "cold" else pair(d[f"{way}_ratio"], ".1f"))
+        for way in WAYS
+    ]  # fmt: skip
+    print_table(("", "seconds", "tokens computed", "times faster"), rows)
+    print_notes(f"states kept in memory: {format_bytes(d['kept_bytes'])}")
+    about = {"model": str(model.name), "routing": routing}
+    print(json.dumps({"bench": "prefix", **about, **d}))
