@@ -68,7 +68,7 @@ def test_logits_are_those_of_transformers():
     expected = run(model, np.array(ids))
     np.testing.assert_allclose(logits, expected, atol=5e-4, rtol=0)
     losses = torch.nn.functional.cross_entropy(torch.tensor(logits[:-1]), torch.tensor(ids[1:]))
-    assert losses < 4.0  # it has learnt English: a guess among all tokens loses 9
+    assert losses < 5  # it has learnt English: a guess among all tokens loses 9
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ except MoefluxError as error:
 
 @dataclass(frozen=True)
 class PeerReport:
-    """`others`, `stolen`: per process, ours and theirs in turn, shares of the cores that other processes and the host took."""
+    """`others`, `stolen`: by process, ours and theirs in turn, shares of the cores that processes and the host took."""
 
     rows: tuple[PeerRow, ...]
     others: tuple[float, ...]
