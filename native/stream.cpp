@@ -95,7 +95,8 @@ void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
 
 void Stream::foresee(size_t layer, const float* x, int64_t tokens, bool soon) {
     if (layer >= steps_.size() || !steps_[layer].layer->moe()) return;
-    const int64_t width = std::min<int64_t>(reach_.width(), steps_[layer].layer->routing.experts);
+    const int64_t wide = soon ? reach_.width() : (reach_.width() + 1) / 2;
+    const int64_t width = std::min<int64_t>(wide, steps_[layer].layer->routing.experts);
     if (options_.lookahead && look_ahead(layer, x, tokens, width))
         store_->hint(int(layer), guesses_[layer].data(), int64_t(guesses_[layer].size()), false, soon);
     const auto& last = previous_[layer];

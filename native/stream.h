@@ -20,7 +20,7 @@ class Reach {
 public:
     explicit Reach(int most) : most_(most), width_(most) {}
 
-    int width() const { return width_; }
+    int width() const { return width_; }  // of the next layer; of one further away, half of it: the likeliest are right most often
     int depth() const { return depth_; }
     // After a token: hints that were issued and that were asked for, the share of the readers' time in which they had nothing
     // to read, and the share of the time that the token waited for experts.
@@ -30,7 +30,7 @@ private:
     static constexpr int kWindow = 8;    // tokens between decisions
     static constexpr int kProbe = 8;     // windows without hints before the next probe
     static constexpr int kDeepest = 4;
-    int most_, width_, depth_ = 2;
+    int most_, width_, depth_ = 3;
     int tokens_ = 0, off_ = 0;
     int64_t issued_ = 0, useful_ = 0;  // all summed over the window
     double idle_ = 0, stalled_ = 0;

@@ -17,7 +17,7 @@ from moeflux.runtime.drive import ExpertReads, Sample
 DEPTHS = (1, 4, 16)  # readers
 SAMPLE_SECONDS = 0.1
 MOST_SECONDS = 2.0
-CLOSE = 0.8  # of the best rate: short samples differ by that much, idle readers cost little, and too few cost speed
+CLOSE = 0.5  # of the best rate: short samples are noisy, idle readers cost little, and too few cost speed
 DIRECT_WORTH = 0.9  # of the buffered rate: direct reads leave the page cache and the processor alone
 MEMORY_BYTES = 256 * 2**20
 
