@@ -18,7 +18,7 @@ from moeflux.cli.progress import PromptBar
 from moeflux.cli.talk import closing, colours, interrupts, opened, say
 from moeflux.core.errors import MoefluxError
 from moeflux.core.units import format_bytes
-from moeflux.session.chat import Answer, Chat
+from moeflux.session.chat import CHECKPOINTS, Answer, Chat
 from moeflux.session.events import Finish
 
 HELP = """\
@@ -64,7 +64,7 @@ def chat(
         **o.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
                   presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed),
     }  # fmt: skip
-    with opened(model, backend, threads, ram, context, isa, slots) as engine:
+    with opened(model, backend, threads, ram, context, isa, slots, CHECKPOINTS) as engine:
         talk = _Talk(engine, engine.chat(system=system, thinking=thinking), wanted, as_json)
         if sys.stdin.isatty():
             with contextlib.suppress(ImportError):
