@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "async_reader.h"
 #include "lease_state.h"
 #include "reader.h"
 
@@ -43,7 +42,7 @@ StoreOptions checked(StoreOptions options) {
 
 std::shared_ptr<Store> Store::open(StoreOptions options) {
     std::shared_ptr<Store> store(new Store(checked(std::move(options))));
-    store->start_readers();
+    if (store->options_.n_readers > 0) store->readers_ = std::make_unique<Readers>(*store, store->options_.n_readers);
     return store;
 }
 
@@ -72,20 +71,6 @@ Store::Store(StoreOptions options)
     }
     memory_ = std::make_shared<const Arena>(options_.n_slots, slot_bytes_);
     wanted_.reserve(marks_.size());
-}
-
-void Store::start_readers() {
-    const int n = options_.n_readers;
-    if (n == 0) return;
-    if (options_.async && options_.direct) async_readers_ = AsyncReaders::open(*this, n);
-    if (async_readers_) return;
-    if (options_.async && options_.direct) notes_.push_back("asynchronous reads cannot be had here; experts are read by a thread for each read");
-    readers_ = std::make_unique<Readers>(*this, n);
-}
-
-void Store::note(std::string words) {
-    const std::lock_guard lock(mutex_);
-    notes_.push_back(std::move(words));
 }
 
 Store::~Store() { close(); }
@@ -144,7 +129,6 @@ void Store::close() {
         work_.notify_all();
     }
     readers_.reset();
-    async_readers_.reset();
     const std::lock_guard lock(mutex_);
     memory_.reset();
 }

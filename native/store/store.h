@@ -39,7 +39,6 @@
 
 namespace moeflux {
 
-class AsyncReaders;
 class Readers;
 struct LeaseState;
 class Store;
@@ -51,7 +50,6 @@ struct StoreOptions {
     std::string policy = "lru";
     bool direct = false;
     int n_readers = 4;     // 0: somebody else calls take and finish
-    bool async = false;    // so many reads under way instead of threads, where reads are direct
     int sweep_slots = 16;  // that a sweep may take from others at a time
 };
 
@@ -117,7 +115,6 @@ public:
 
     StoreStats stats() const;
     std::vector<std::string> take_notes();  // what a person should be told once
-    void note(std::string words);
     std::vector<uint8_t> resident() const;  // by layer and expert (as many as the layer with most has): 1 where it is in memory
     int n_layers() const { return int(options_.layers.size()); }
     const ExpertLayer& layer(int layer) const { return options_.layers.at(size_t(layer)); }
@@ -156,7 +153,6 @@ private:
     using Clock = std::chrono::steady_clock;
 
     explicit Store(StoreOptions options);
-    void start_readers();
     void check(int layer, const int64_t* ids, int64_t n) const;
 
     // All of these are called with the mutex held.
@@ -222,8 +218,7 @@ private:
     std::vector<std::string> notes_;
     bool closed_ = false;
     std::atomic<bool> stopping_{false};
-    std::unique_ptr<Readers> readers_;  // these last: they end before what they work on
-    std::unique_ptr<AsyncReaders> async_readers_;
+    std::unique_ptr<Readers> readers_;  // last: ends before what it works on
 };
 
 }  // namespace moeflux

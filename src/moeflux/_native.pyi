@@ -207,6 +207,5 @@ def open_store(
     direct: bool,
     n_readers: int,
     sweep_slots: int,
-    aio: bool = False,
 ) -> Store: ...
 def slot_bytes(sizes: Sequence[int], direct: bool) -> int: ...

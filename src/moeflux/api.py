@@ -66,7 +66,7 @@ def load(
     prefixes: int | str = 0,
     hints: Hints = "both",
     policy: str = "lru",
-    reader: Literal["native", "pread", "python"] = "native",
+    reader: Literal["native", "python"] = "native",
     slots: int | None = None,
     ring: int = 0,
     k: int | None = None,

@@ -32,7 +32,7 @@ def weights(folder):
     return max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
 
 
-@pytest.mark.parametrize("reader", ["native", "pread", "python"])
+@pytest.mark.parametrize("reader", ["native", "python"])
 @pytest.mark.parametrize("hints", ["none", "both"])
 def test_a_file_that_is_cut_while_open(copied, expected, reader, hints):
     whole = weights(copied).read_bytes()

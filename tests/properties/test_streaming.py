@@ -43,7 +43,7 @@ def run(engine, seed, trace=None):
     slots=st.integers(2, 40),
     policy=st.sampled_from(["lru", "lfru"]),
     hints=st.sampled_from(["none", "previous", "lookahead", "both"]),
-    reader=st.sampled_from(["native", "pread", "python"]),
+    reader=st.sampled_from(["native", "python"]),
     threads=st.integers(1, 3),
 )
 def test_streaming_equals_resident(name, slots, policy, hints, reader, threads):
@@ -64,7 +64,7 @@ def test_streaming_equals_resident(name, slots, policy, hints, reader, threads):
     backend=st.sampled_from(["numpy", "native"]),
     slots=st.integers(2, 20),
     ring=st.integers(0, 3),
-    reader=st.sampled_from(["native", "pread", "python"]),
+    reader=st.sampled_from(["native", "python"]),
 )
 def test_the_depth_of_the_ring_does_not_matter(name, backend, slots, ring, reader):
     """Layer by layer, as numpy always runs and as native does where something is recorded."""

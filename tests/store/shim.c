@@ -1,19 +1,14 @@
 /* Stands between a program and its files: pread and preadv on descriptors of one file misbehave as told by the environment.
    MOEFLUX_SHIM_FILE: what the path must contain. MOEFLUX_SHIM_MODE: eio, eintr, eagain, einval_direct, short, odd_short.
-   MOEFLUX_SHIM_TIMES: how often (default always). Asynchronous reads fail in the same ways as long as others would, and are not
-   counted; with MOEFLUX_SHIM_MODE=refuse the system takes none of them, with
-   slow it sleeps for each. */
+   MOEFLUX_SHIM_TIMES: how often (default always). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/aio_abi.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -31,7 +26,7 @@ static int is_target(int fd) {
 }
 
 /* 0: read as asked. -1: fail with errno. Else: read only so many bytes. */
-static ssize_t decide(int fd, size_t n, int counted) {
+static ssize_t decide(int fd, size_t n) {
     if (!is_target(fd)) return 0;
     const char *mode = getenv("MOEFLUX_SHIM_MODE"), *times = getenv("MOEFLUX_SHIM_TIMES");
     if (!mode) return 0;
@@ -40,7 +35,7 @@ static ssize_t decide(int fd, size_t n, int counted) {
         errno = EINVAL;
         return -1;
     }
-    if (times && (counted ? atomic_fetch_add(&used, 1) : atomic_load(&used)) >= atol(times)) return 0;
+    if (times && atomic_fetch_add(&used, 1) >= atol(times)) return 0;
     errno = strcmp(mode, "eio") == 0 ? EIO : strcmp(mode, "eintr") == 0 ? EINTR : strcmp(mode, "eagain") == 0 ? EAGAIN : 0;
     if (errno) return -1;
     if (strcmp(mode, "short") == 0 && n > 4096) return 4096;
@@ -63,7 +58,7 @@ static ssize_t read_part(int fd, void *to, size_t n, size_t part, off_t offset) 
 }
 
 ssize_t pread(int fd, void *to, size_t n, off_t offset) {
-    ssize_t part = decide(fd, n, 1);
+    ssize_t part = decide(fd, n);
     return part < 0 ? -1 : read_part(fd, to, n, (size_t)part, offset);
 }
 
@@ -83,31 +78,4 @@ ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t offset, int 
 
 ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
     return preadv2(fd, parts, count, offset, flags);
-}
-
-/* Asynchronous reads have no function of their own in the C library. */
-long syscall(long number, ...) {
-    static long (*real)(long, ...);
-    if (!real) real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
-    long a[6];
-    va_list rest;
-    va_start(rest, number);
-    for (int i = 0; i < 6; ++i) a[i] = va_arg(rest, long);
-    va_end(rest);
-    const char *mode = getenv("MOEFLUX_SHIM_MODE");
-    if (number == SYS_io_submit && mode && strcmp(mode, "refuse") == 0) {
-        errno = EAGAIN;
-        return -1;
-    }
-    if (number == SYS_io_submit && mode && strcmp(mode, "slow") == 0)
-        for (long i = 0; i < a[1]; ++i) usleep(100);
-    long n = real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-    if (number != SYS_io_getevents) return n;
-    for (long i = 0; i < n; ++i) {
-        struct io_event *event = (struct io_event *)a[3] + i;
-        struct iocb *control = (struct iocb *)event->obj;
-        ssize_t part = decide((int)control->aio_fildes, control->aio_nbytes, 0);
-        if (part) event->res = part < 0 ? -errno : part;
-    }
-    return n;
 }

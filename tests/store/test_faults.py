@@ -17,7 +17,7 @@ from moeflux.formats.quant import Affine
 from store.synthetic import CODECS, held, make_experts
 
 HERE = Path(__file__).parent
-KINDS = [("native", "buffered"), ("native", "direct"), ("pread", "direct"), ("python", "buffered"), ("python", "direct")]
+KINDS = [("native", "buffered"), ("native", "direct"), ("python", "buffered"), ("python", "direct")]
 
 
 @pytest.fixture(scope="session")
@@ -72,18 +72,6 @@ def test_a_failing_drive_is_tried_again(run, reader, way, mode, number):
         assert "part-0.bin: layer" in text
         assert "tried 3 times" in text
         assert "hint:" in text
-
-
-def test_a_system_that_takes_no_asynchronous_reads(run):
-    outcome = run("native", "direct", "refuse")
-    assert (outcome["errors"], outcome["right"], outcome["wrong"], outcome["retries"]) == ([], 12, 0, 0)
-
-
-def test_a_file_system_that_waits_for_each_read(run):
-    outcome = run("native", "direct", "slow")
-    assert (outcome["errors"], outcome["right"], outcome["wrong"]) == ([], 12, 0)
-    assert any("waits for each direct read" in note for note in outcome["notes"])
-    assert not run("native", "direct")["notes"]
 
 
 @pytest.mark.parametrize(("reader", "way"), KINDS)

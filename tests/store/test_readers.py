@@ -29,7 +29,7 @@ CASES = st.fixed_dictionaries(
 def test_all_readers_read_the_same(case):
     with TemporaryDirectory() as folder:
         experts = make_experts(Path(folder), n_layers=1, n_experts=3, **case)
-        for reader in ("native", "pread", "python"):
+        for reader in ("native", "python"):
             for direct in (False, True):
                 with (
                     experts.open(n_slots=3, reader=reader, direct=direct, n_readers=2) as store,

@@ -13,7 +13,7 @@ from moeflux.models.registry import read_spec
 from moeflux.store.store import ExpertStore, StoreOptions, slot_bytes
 from store.synthetic import CODECS, fill, held, load, make_experts, resident
 
-READERS = [("native", False), ("native", True), ("pread", True), ("python", False), ("python", True)]
+READERS = [("native", False), ("native", True), ("python", False), ("python", True)]
 
 
 @pytest.mark.parametrize(("reader", "direct"), READERS)

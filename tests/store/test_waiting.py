@@ -98,7 +98,7 @@ def test_close_ends_every_wait(tmp_path):
 
 
 @pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("reader", ["native", "pread", "python"])
+@pytest.mark.parametrize("reader", ["native", "python"])
 def test_close_with_reads_in_flight(tmp_path, reader, direct):
     experts = make_experts(tmp_path, hidden=512, width=512, n_experts=8)
     for seed in range(10):
@@ -112,7 +112,7 @@ def test_close_with_reads_in_flight(tmp_path, reader, direct):
         lease.release()
 
 
-@pytest.mark.parametrize("reader", ["native", "pread", "python"])
+@pytest.mark.parametrize("reader", ["native", "python"])
 def test_a_sweep_larger_than_memory(tmp_path, reader):
     experts = make_experts(tmp_path, n_experts=24)
     with experts.open(n_slots=5, reader=reader) as store:

@@ -23,7 +23,7 @@ Slots = Annotated[int | None, typer.Option(min=1, help="Experts in memory at mos
 Share = Annotated[float | None, typer.Option(help="Share of the experts in memory, like 0.5, instead of --slots.")]
 Hints = Annotated[str, typer.Option(help="How experts are foreseen: none, previous, lookahead or both.")]
 Policy = Annotated[str, typer.Option(help="Which expert makes room: lru or lfru.")]
-Reader = Annotated[str, typer.Option(help="native (many direct reads at once), pread (a thread for each), or python.")]
+Reader = Annotated[str, typer.Option(help="native or python.")]
 Routing = Annotated[
     str, typer.Option(help="Tokens: uniform (any expert alike), or local (topics of a synthetic checkpoint).")
 ]

@@ -20,7 +20,7 @@ CHOICES = {
     "kv": get_args(Kv),
     "hints": get_args(Hints),
     "policy": ("lru", "lfru"),
-    "reader": ("native", "pread", "python"),
+    "reader": ("native", "python"),
 }
 
 _NOT_YET = {
@@ -47,7 +47,7 @@ class EngineConfig:
     isa: str = "auto"
     hints: Hints = "both"
     policy: str = "lru"
-    reader: Literal["native", "pread", "python"] = "native"
+    reader: Literal["native", "python"] = "native"
     slots: int | None = None  # experts in memory at most; None: as many as the budget holds
     ring: int = 0  # deferred expert dispatches in flight, where a backend runs layer by layer
     kv: Kv = "bf16"

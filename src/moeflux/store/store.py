@@ -35,19 +35,18 @@ from moeflux.store.stats import StoreStats
 
 Ids = npt.NDArray[Any] | Iterable[int]  # of any shape, repetitions allowed
 
-READERS = ("native", "pread", "python")
+READERS = ("native", "python")
 
 
 @dataclass(frozen=True)
 class StoreOptions:
     """`n_slots`: experts in memory at most. `k`: experts that one token asks of a layer. `sweep_slots`: how many slots a
-    sweep may take from the rest of the memory at a time. `reader`: "native" begins direct reads together and waits for none
-    of them alone, where the system can, and else is "pread", a native thread for each of `n_readers` reads."""
+    sweep may take from the rest of the memory at a time."""
 
     n_slots: int
     k: int
     policy: str = "lru"
-    reader: Literal["native", "pread", "python", "manual"] = "native"
+    reader: Literal["native", "python", "manual"] = "native"
     direct: bool = False
     n_readers: int = 4
     sweep_slots: int = 16
@@ -130,12 +129,11 @@ class ExpertStore:
         self._paths = checkpoint.files.paths
         floor = layer_floor(options.n_slots, len(self._tables), options.k)
         native = native_layers(self._tables.values())
-        n_native = options.n_readers if options.reader in ("native", "pread") else 0
-        aio = options.reader == "native"
+        n_native = options.n_readers if options.reader == "native" else 0
         paths = [str(path) for path in self._paths]
         with native_errors():
             self.native = _native.open_store(
-                paths, native, options.n_slots, floor, options.policy, options.direct, n_native, options.sweep_slots, aio
+                paths, native, options.n_slots, floor, options.policy, options.direct, n_native, options.sweep_slots
             )
         self._readers: PythonReaders | None = None
         if options.reader == "python":
