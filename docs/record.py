@@ -9,6 +9,7 @@ import os
 import pty
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pyte
@@ -59,7 +60,7 @@ def main(out: str, *command: str) -> None:
     rows = [row(screen, line) for line in range(LINES)]
     while rows and not rows[-1].plain:
         rows.pop()
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True, color_system="truecolor")
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.assemble(("$ ", "bold green"), " ".join([Path(command[0]).name, *command[1:]])))
     for text in rows:
         console.print(text)

@@ -144,7 +144,7 @@ void Store::finish(const Job& job, const ReadResult& result, const std::string& 
     if (closed_) return;
     if (error && !s.error) {
         s.error = std::move(error);
-        unqueue(job.slot);
+        doom(job.slot);
     }
     if (s.error ? s.running == 0 : s.left == 0)
         settle(job.slot);
@@ -169,12 +169,17 @@ void Store::settle(int i) {
     if (n_waiters_) ready_.notify_all();
 }
 
-void Store::settle_failed(int i) {
-    Slot& s = slot(i);
+// A read of it failed. Whoever asks for the expert from now on gets another slot and a read of its own.
+void Store::doom(int i) {
+    unqueue(i);
     ++stats_.errors;
     if (residency_.hinted(i)) ++stats_.hints_failed;
     if (hinted_.has(i)) hinted_.remove(i);
     residency_.detach(i);
+}
+
+void Store::settle_failed(int i) {
+    Slot& s = slot(i);
     s.state = State::failed;
     if (residency_.pins(i) > 0) return;
     residency_.free(i);

@@ -173,6 +173,7 @@ private:
     bool cancel_a_hint();
     void demanded(int slot, Why why);
     void settle(int slot);
+    void doom(int slot);
     void settle_failed(int slot);
     void unpin(int slot);
     std::unique_ptr<StoreError> describe(const Job& job, const ReadResult& result, const std::string& message, bool finite) const;

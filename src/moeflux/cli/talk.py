@@ -33,7 +33,14 @@ def opened(
     folder = demo_model() if model is None else model
     kept = checkpoints * inspect_model(folder).sizes.state_per_sequence if checkpoints else 0
     with byte_bar("loading") as progress:
-        options: dict[str, Any] = {"threads": threads, "ram": ram, "context": context, "isa": isa, "slots": slots, "prefixes": kept}
+        options: dict[str, Any] = {
+            "threads": threads,
+            "ram": ram,
+            "context": context,
+            "isa": isa,
+            "slots": slots,
+            "prefixes": kept,
+        }
         engine = load(folder, backend=backend, **options, progress=progress)
     with engine:
         for note in engine.notes:
