@@ -27,6 +27,7 @@ public:
     void learn(int64_t issued, int64_t useful, double idle, double stalled);
 
 private:
+    int sure() const { return (most_ * 5 + 7) / 8; }  // of a router's guesses, in order, are hardly ever wrong
     static constexpr int kWindow = 8;    // tokens between decisions
     static constexpr int kProbe = 8;     // windows without hints before the next probe
     static constexpr int kDeepest = 4;

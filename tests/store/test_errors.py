@@ -35,6 +35,24 @@ def test_an_error_reaches_everybody_who_waits_and_nobody_else(tmp_path):
         assert (stats.errors, stats.retries, stats.slots_used) == (1, 2, 3)
 
 
+def test_asked_for_anew_while_the_rest_of_it_arrives(tmp_path):
+    experts = make_experts(tmp_path)
+    with experts.open(n_slots=4, reader="manual") as store:
+        first = store.acquire(0, [3])
+        jobs = [store.native.take_job(0) for _ in range(2)]
+        jobs[0].finish(0, errno.EIO)
+        second = store.acquire(0, [3])
+        fill(store, experts)
+        assert second.next(wait=False) == [3]
+        jobs[1].finish(0, errno.EIO)
+        with pytest.raises(ReadError):
+            first.next()
+        first.release()
+        second.release()
+        assert resident(store) == {(0, 3)}
+        assert store.stats().slots_used == 1
+
+
 def test_a_hint_that_fails_harms_nobody(tmp_path):
     experts = make_experts(tmp_path)
     with experts.open(n_slots=4, reader="manual") as store:

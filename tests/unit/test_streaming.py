@@ -17,7 +17,8 @@ def stats(**counts) -> StoreStats:
 
 
 def lap(seconds=1.0, tokens=10, missing=GB, needed=2 * GB, forwards=10, guesses=(0, 0, 0), **counts) -> Lap:
-    return Lap(tokens, forwards, seconds, 0.9 * seconds, stats(**counts), needed, missing, *guesses)
+    each = [(n // forwards,) * forwards if isinstance(n, int) else n for n in (needed, missing)]
+    return Lap(tokens, forwards, seconds, 0.9 * seconds, stats(**counts), *each, *guesses)
 
 
 def streaming(*laps: Lap, drive=(2 * GB,), read=(20 * GB,), multiply=(100 * GB,), macs=0) -> Streaming:
@@ -41,6 +42,13 @@ def test_memory_sets_the_limit_where_little_is_missing():
     assert found.times(found.laps[0], 2 * GB, 20 * GB, 1)["memory"] == pytest.approx((10 + 2 + 0.01) / 20)
     assert found.share_of_limit[1] == pytest.approx(12.01 / 20 / 2)
     assert found.share_of_drive_limit[1] == pytest.approx(0.05 / 2)
+
+
+def test_forwards_follow_each_other():
+    """One of two needs the drive for a second, the other the memory for 0.05 s: neither can begin before the other ends."""
+    found = streaming(lap(seconds=2.0, tokens=2, forwards=2, needed=(0, 0), missing=(2 * GB, 0)))
+    assert found.share_of_limit[1] == pytest.approx((1 + 1.001 / 20) / 2)
+    assert found.limit_tok_s == pytest.approx(2 / (1 + 1.001 / 20))
 
 
 def test_arithmetic_counts_for_prompts_alone():

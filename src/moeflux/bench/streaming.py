@@ -1,8 +1,9 @@
 """What streaming cost, and how near it came to the limit for the bytes that had to move.
 
 Those are the experts that a forward asked for and that were not in memory when it began: neither what a wrong hint read nor
-what was evicted too early counts as needed. The limit is perfect overlap: the slowest of the drive reading them, the memory
-giving all weights once per forward, and, for a prompt, arithmetic at the full rate of the processor.
+what was evicted too early counts as needed. The limit is perfect overlap within a forward: the slowest of the drive reading
+them, the memory giving all weights once, and, for a prompt, arithmetic at the full rate of the processor. Forwards follow
+each other, because the next token is not known before, so their times add up.
 """
 
 from __future__ import annotations
@@ -52,9 +53,21 @@ class Streaming:
         times = {DRIVE: lap.missing_bytes / drive, MEMORY: memory / read}
         return times | ({ARITHMETIC: self.work.macs * lap.tokens / multiply} if self.work.macs else {})
 
+    def limit(self, lap: Lap, drive: float, read: float, multiply: float) -> float:
+        """Seconds of a lap with perfect overlap within each forward."""
+        per = lap.tokens / max(1, lap.forwards)
+        fixed = (self.work.trunk + per * self.work.state) / read
+        macs = self.work.macs * per / multiply
+        return sum(
+            max(missing / drive, fixed + needed / read, macs)
+            for needed, missing in zip(lap.needed, lap.missing, strict=True)
+        )
+
     @property
     def share_of_limit(self) -> tuple[float, float]:
-        return self._share(lambda times: max(times.values()))
+        c = self.ceilings
+        best = [self.limit(lap, c.drive.best, c.read.best, c.multiply.best) / lap.seconds for lap in self.laps]
+        return max(best), median(limit / lap.seconds for lap, limit in zip(self.laps, self._limits(), strict=True))
 
     @property
     def share_of_drive_limit(self) -> tuple[float, float]:
@@ -77,7 +90,7 @@ class Streaming:
 
     @property
     def limit_tok_s(self) -> float:
-        return median(lap.tokens / max(times.values()) for lap, times in zip(self.laps, self._around(), strict=True))
+        return median(lap.tokens / limit for lap, limit in zip(self.laps, self._limits(), strict=True))
 
     @property
     def busy_gb_s(self) -> tuple[float, float]:
@@ -137,11 +150,16 @@ class Streaming:
         """Share of the experts that had to be read whose reads a hint had begun."""
         return self.ratio(lambda lap: lap.stats.hints_useful, lambda lap: lap.stats.hints_useful + lap.stats.misses)
 
-    def _around(self) -> list[Times]:
-        """For each lap, at the rates just before and after it."""
+    def _rates(self) -> list[tuple[float, float, float]]:
+        """For each lap, those just before and after it."""
         c = self.ceilings
-        rates = zip(c.drive.around, c.read.around, c.multiply.around, strict=True)
-        return [self.times(lap, *rate) for lap, rate in zip(self.laps, rates, strict=True)]
+        return list(zip(c.drive.around, c.read.around, c.multiply.around, strict=True))
+
+    def _around(self) -> list[Times]:
+        return [self.times(lap, *rates) for lap, rates in zip(self.laps, self._rates(), strict=True)]
+
+    def _limits(self) -> list[float]:
+        return [self.limit(lap, *rates) for lap, rates in zip(self.laps, self._rates(), strict=True)]
 
     def _share(self, part: Callable[[Times], float]) -> tuple[float, float]:
         """Against the best rates that were seen, the best lap; and the median of the laps, each at the rates around it."""

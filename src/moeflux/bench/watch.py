@@ -26,11 +26,19 @@ class Lap:
     seconds: float  # of the forwards alone
     native_seconds: float
     stats: StoreStats
-    needed_bytes: int  # of the distinct experts that forwards asked for
-    missing_bytes: int  # of those, not in memory when the forward began: they had to be read, whatever the cache did
+    needed: tuple[int, ...]  # by forward: bytes of the distinct experts that it asked for
+    missing: tuple[int, ...]  # of those, not in memory when the forward began: they had to be read, whatever the cache did
     guessed: int  # by the next layer's router, where there was a guess: experts named,
     asked: int  # asked for,
     foreseen: int  # and both
+
+    @property
+    def needed_bytes(self) -> int:
+        return sum(self.needed)
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(self.missing)
 
 
 class Watch:
@@ -74,18 +82,21 @@ class Watch:
             self._seconds,
             self._native_seconds,
             stats.since(self._stats),
-            self._needed,
-            self._missing,
+            tuple(self._needed),
+            tuple(self._missing),
             *(now - then for now, then in zip(guesses, self._guesses, strict=True)),
         )
         self._reset()
         return lap
 
     def _account(self, before: npt.NDArray[np.bool_], chosen: npt.NDArray[np.int16]) -> None:
+        needed = missing = 0
         for row, layer in enumerate(self._layers):
             experts = np.unique(chosen[:, row])
-            self._needed += len(experts) * self._expert_bytes[layer]
-            self._missing += int((~before[layer, experts]).sum()) * self._expert_bytes[layer]
+            needed += len(experts) * self._expert_bytes[layer]
+            missing += int((~before[layer, experts]).sum()) * self._expert_bytes[layer]
+        self._needed.append(needed)
+        self._missing.append(missing)
         if len(chosen) == 1 and self._last is not None:
             self._overlaps.append(overlap(self._last, chosen[0]))
         self._last = chosen[-1]
@@ -96,6 +107,8 @@ class Watch:
         return experts.store.stats(), (stream.guessed, stream.asked, stream.foreseen) if stream else (0, 0, 0)
 
     def _reset(self) -> None:
-        self._tokens = self._forwards = self._needed = self._missing = 0
+        self._tokens = self._forwards = 0
+        self._needed: list[int] = []
+        self._missing: list[int] = []
         self._seconds = self._native_seconds = 0.0
         self._stats, self._guesses = self._counters()
