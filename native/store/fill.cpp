@@ -105,6 +105,7 @@ std::optional<Job> Store::take(std::chrono::nanoseconds patience) {
     --n_idle_;
     const int next = closed_ ? -1 : queue_.pop();
     if (next < 0) return std::nullopt;
+    wake_readers();
     const int i = next / n_components_, c = next % n_components_;
     Slot& s = slot(i);
     const Component& component = layer(s.layer).components[size_t(c)];

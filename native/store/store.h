@@ -159,8 +159,9 @@ private:
     const std::vector<int>& distinct(int layer, const int64_t* ids, int64_t n);
     Slot& slot(int i) { return slots_[size_t(i)]; }
     int job(int slot, int component) const { return slot * n_components_ + component; }
+    // One of them, who wakes the next: whoever asked has something better to do.
     void wake_readers() {
-        if (n_idle_ && !queue_.empty()) work_.notify_all();
+        if (n_idle_ && !queue_.empty()) work_.notify_one();
     }
     int64_t expert_bytes(int layer) const { return expert_bytes_[size_t(layer)]; }
     uint8_t* component(int slot, int component) const;
