@@ -115,7 +115,7 @@ def draw(rates: dict[str, list[float]], shares: dict[str, tuple[float, float]]) 
     for offset, (name, column) in zip((0.2, -0.2), (("recall", 0), ("precision", 1)), strict=True):
         right.barh(places + offset, [values[column] for values in shares.values()], height=0.38, label=name)
     right.set(xlim=(0, 1), title="Foreseen", yticks=places, yticklabels=list(shares))
-    right.legend(loc="lower right")
+    right.legend(loc="upper right")
     figure.savefig(PICTURE, dpi=110)
 
 

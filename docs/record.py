@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from io import StringIO
+from itertools import groupby
 from pathlib import Path
 
 import pyte
@@ -17,7 +19,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-COLUMNS, LINES = 110, 60
+COLUMNS, LINES = 120, 60
 
 
 def screen_after(command: list[str]) -> pyte.Screen:
@@ -42,17 +44,20 @@ def screen_after(command: list[str]) -> pyte.Screen:
 
 
 def row(screen: pyte.Screen, line: int) -> Text:
+    """Characters of one style together, because each piece is placed on its own."""
     text = Text()
-    for column in range(COLUMNS):
-        cell = screen.buffer[line][column]
-        colour = cell.fg if cell.fg != "default" else None
-        if colour and len(colour) == 6 and all(c in "0123456789abcdef" for c in colour):
-            colour = f"#{colour}"
-        elif colour:
-            colour = {"brown": "yellow"}.get(colour, colour)
-        text.append(cell.data, Style(color=colour, bold=cell.bold))
+    cells = [screen.buffer[line][column] for column in range(COLUMNS)]
+    for style, run in groupby(cells, key=style_of):
+        text.append("".join(cell.data for cell in run), style)
     text.rstrip()
     return text
+
+
+def style_of(cell: pyte.screens.Char) -> Style:
+    colour = cell.fg if cell.fg != "default" else None
+    if colour and len(colour) == 6 and all(c in "0123456789abcdef" for c in colour):
+        colour = f"#{colour}"
+    return Style(color={"brown": "yellow"}.get(colour, colour) if colour else None, bold=cell.bold)
 
 
 def main(out: str, *command: str) -> None:
@@ -64,7 +69,8 @@ def main(out: str, *command: str) -> None:
     console.print(Text.assemble(("$ ", "bold green"), " ".join([Path(command[0]).name, *command[1:]])))
     for text in rows:
         console.print(text)
-    console.save_svg(out, title="moeflux")
+    svg = console.export_svg(title="moeflux")
+    Path(out).write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))  # nothing is fetched to look at it
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def load(
     sequences: int = 1,
     prefixes: int | str = 0,
     hints: Hints = "both",
-    policy: str = "lru",
+    policy: str = "lfru",
     reader: Literal["native", "python"] = "native",
     slots: int | None = None,
     ring: int = 0,

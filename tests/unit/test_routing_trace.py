@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import moeflux
+from moeflux.bench.routing import TokenStream
 from moeflux.core.errors import InputError, StateError
 from moeflux.runtime.batch import Segment
 
@@ -54,3 +55,12 @@ def test_a_forward_that_fails_is_left_out(mlx):
         engine.forward(Segment(engine.sequence(), [7]))
         assert recorder.trace().tokens.tolist() == [7]
         assert recorder.last_step().shape == (1, len(recorder.trace().layers), 2)
+
+
+def test_streams_with_common_topics_are_in_step():
+    """Other tokens of the same topics; with topics of their own they part."""
+    first, second = (TokenStream("local", 64_000, seed, topics=7).take(200) for seed in (1, 2))
+    assert first != second
+    assert [token // 64 for token in first] == [token // 64 for token in second]
+    alone = TokenStream("local", 64_000, 2).take(200)
+    assert [token // 64 for token in alone] != [token // 64 for token in second]

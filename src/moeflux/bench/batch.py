@@ -45,12 +45,14 @@ def bench_batch(
     context: int = 32,
     repeats: int = 3,
     routing: str = "uniform",
+    together: bool = False,
 ) -> list[BatchRow]:
-    """Each sequence has a stream of tokens of its own: with "local" routing, topics of its own.
+    """Each sequence has a stream of tokens of its own: with "local" routing, topics of its own, or the same if `together`.
 
     Sizes take turns within a repeat, so that a drift of the machine meets all of them.
     """
-    streams = [TokenStream(routing, engine.spec.vocab, seed) for seed in range(max(sizes))]
+    topics = 0 if together else None
+    streams = [TokenStream(routing, engine.spec.vocab, seed, topics) for seed in range(max(sizes))]
     rates: dict[int, list[float]] = {size: [] for size in sizes}
     reads: dict[int, list[tuple[int, int, int]]] = {size: [] for size in sizes}
     for _ in range(repeats):

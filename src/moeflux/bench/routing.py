@@ -23,13 +23,15 @@ SEED = 0
 class TokenStream:
     """The same kind, vocabulary and seed give the same tokens."""
 
-    def __init__(self, kind: str, vocab: int, seed: int = SEED) -> None:
+    def __init__(self, kind: str, vocab: int, seed: int = SEED, topics: int | None = None) -> None:
+        """`topics`: a seed of their own; streams that have it in common go through the same topics in step."""
         if kind not in get_args(Routing):
             hint = f"one of: {', '.join(get_args(Routing))}"
             raise OptionError(f"unknown routing {kind!r}", where="option 'routing'", hint=hint)
         self.kind = kind
         self._vocab = vocab
         self._random = np.random.default_rng(seed)
+        self._topics = self._random if topics is None else np.random.default_rng(topics)
         self._topic: int | None = None
 
     def take(self, n: int) -> list[int]:
@@ -38,8 +40,8 @@ class TokenStream:
         return [self._local() for _ in range(n)]
 
     def _local(self) -> int:
-        if self._topic is None or self._random.random() > STAY:
-            self._topic = int(self._random.integers(0, self._vocab)) // TOPIC_TOKENS * TOPIC_TOKENS
+        if self._topic is None or self._topics.random() > STAY:
+            self._topic = int(self._topics.integers(0, self._vocab)) // TOPIC_TOKENS * TOPIC_TOKENS
         return int(self._random.integers(self._topic, min(self._topic + TOPIC_TOKENS, self._vocab)))
 
 

@@ -25,6 +25,7 @@ def batch(
     slots: Slots = None,
     share: Share = None,
     routing: Routing = "uniform",
+    together: Annotated[bool, typer.Option(help="With local routing: all sequences are about the same at a time.")] = False,
     size: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; several may be given.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per sequence and measurement.")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Tokens before them.")] = 32,
@@ -37,8 +38,15 @@ def batch(
     with byte_bar("loading") as progress, Engine(room.config, progress) as engine:
         plan = engine.plan
         print_notes(*engine.notes, f"{plan.n_slots} of {plan.n_experts} experts in memory; best / median of {repeats}")
-        rows = [row.as_dict() for row in bench_batch(engine, sizes, tokens, context, repeats, routing)]
-        about = {"model_type": engine.spec.model_type, "share": plan.share, "context": context, "routing": routing}
+        rows = [row.as_dict() for row in bench_batch(engine, sizes, tokens, context, repeats, routing, together)]
+        about = {
+            "model_type": engine.spec.model_type,
+            "share": plan.share,
+            "context": context,
+            "routing": routing,
+            "together": together,
+        }
+
     table = [
         (str(r["size"]), pair(r["tok_s"], ".2f"), pair(r["step_ms"], ".1f"), format_bytes(round(r["bytes_per_token"])),
          f"{r['hit_rate']:.0%}")

@@ -67,20 +67,23 @@ def generate(
     }  # fmt: skip
     with opened(folder, backend, threads, ram, context, isa, slots) as engine, tracing(engine, trace):
         bar = PromptBar()
-        if prompt is model is None and text == DEMO_PROMPT and not as_json:
-            print(text, end="", flush=True)  # nobody has seen it yet
+        lead = text if prompt is model is None and text == DEMO_PROMPT else ""  # nobody has seen it yet
         if chat or system:
             asked = engine.chat(system=system, thinking=thinking)
             stream: Generation | Answer = asked.ask(text, progress=bar.callback, **wanted)
         else:
             stream = engine.generate(text, progress=bar.callback, **wanted)
-        _run(engine, stream, as_json, bar)
+        _run(engine, stream, as_json, bar, lead)
 
 
-def _run(engine: Engine, stream: Generation | Answer, as_json: bool, bar: PromptBar) -> None:
+def _run(engine: Engine, stream: Generation | Answer, as_json: bool, bar: PromptBar, lead: str) -> None:
+    """`lead`: shown before the first token, when no bar is on its line any more."""
     tokens: list[Token] = []
     with interrupts(stream.cancel):
         for token in stream:
+            if lead and not tokens and not as_json:
+                bar.close()
+                print(lead, end="")
             tokens.append(token)
             if not as_json:
                 show(token)

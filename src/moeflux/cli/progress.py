@@ -39,8 +39,8 @@ class PromptBar:
         return self._update if sys.stderr.isatty() else None
 
     def _update(self, now: PrefillProgress) -> None:
-        left = now.eta_s
-        if self._bar is None and now.done < now.total and (left is None or left < SOON) and now.total < 4096:
+        soon = (now.eta_s is None or now.eta_s < SOON) and now.total < 4096
+        if self._bar is None and (soon or now.done == now.total):
             return
         if self._bar is None:
             columns = (TextColumn("prompt"), BarColumn(), TextColumn("{task.completed}/{task.total} tokens"))

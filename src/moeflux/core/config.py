@@ -46,7 +46,7 @@ class EngineConfig:
     context: int | None = None
     isa: str = "auto"
     hints: Hints = "both"
-    policy: str = "lru"
+    policy: str = "lfru"
     reader: Literal["native", "python"] = "native"
     slots: int | None = None  # experts in memory at most; None: as many as the budget holds
     ring: int = 0  # deferred expert dispatches in flight, where a backend runs layer by layer
