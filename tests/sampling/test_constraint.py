@@ -56,6 +56,14 @@ def test_any_schema(schema, seed):
     jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
 
 
+def test_text_that_a_tokenizer_would_normalise():
+    """U+2F800 is another character in normal form: what is forced are its own bytes."""
+    assert TOKENIZER.decode(TOKENIZER.encode_plain("\U0002f800")) != "\U0002f800"
+    text, n_forced = noise(Grammar.schema({"enum": ["\U0002f800"]}), 0)
+    assert json.loads(text) == "\U0002f800"
+    assert n_forced > 0
+
+
 @given(st.integers(0, 1000))
 def test_every_way_of_sampling_stays_inside(seed):
     schema = {"type": "array", "items": {"enum": ["red", "green", 3]}, "minItems": 2, "maxItems": 4}

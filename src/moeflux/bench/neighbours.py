@@ -19,7 +19,8 @@ class Neighbours:
     def __exit__(self, *error: object) -> None:
         busy, stolen, own, elapsed = (now - then for now, then in zip(self._now(), self._start, strict=True))
         cores = elapsed * (os.cpu_count() or 1)
-        self.shares = {"others": max(0.0, busy - own) / cores, "stolen": stolen / cores}
+        shares = {"others": (busy - own) / cores, "stolen": stolen / cores}
+        self.shares = {name: min(1.0, max(0.0, share)) for name, share in shares.items()}  # ticks are coarse
 
     def _now(self) -> tuple[float, float, float, float]:
         """Seconds: of all processes and the kernel; that the host kept; of this process; passed. Waiting is none."""

@@ -25,8 +25,13 @@ CLOSE = 1e-6  # to the largest weight
 FAR = -87.0  # so far below the largest, a weight is 0: beyond, float32 is denormal, and processors slow down tenfold
 
 
-def choose(logits: F32, params: SamplingParams, draw: float, allowed: Allowed | None = None) -> int:
-    """The index of the chosen entry, among the allowed ones. `draw` from 0 to below 1; greedy params do not use it."""
+def choose(
+    logits: F32, params: SamplingParams, draw: float, allowed: Allowed | None = None, known: Ids | None = None
+) -> int:
+    """The index of the chosen entry, among the allowed ones. `draw` from 0 to below 1; greedy params do not use it.
+
+    `known`: where the largest entries are, so many as were looked for already, in order of index.
+    """
     if allowed is not None and np.count_nonzero(allowed) <= SORTED:
         few = np.flatnonzero(allowed)
         return int(few[choose(logits[few], params, draw)])
@@ -35,7 +40,10 @@ def choose(logits: F32, params: SamplingParams, draw: float, allowed: Allowed | 
         return best if allowed is None or allowed[best] else int(np.argmax(_without(logits, allowed)))
     ids: Ids | None = None  # None: all
     if 0 < params.top_k < len(logits):
-        ids = _largest_allowed(logits, params.top_k, allowed)
+        if known is not None and allowed is None and params.top_k <= len(known):
+            ids = known[largest(logits[known], params.top_k)]
+        else:
+            ids = _largest_allowed(logits, params.top_k, allowed)
         logits, allowed = logits[ids], None
     weights = _weights(logits, params.temperature, allowed)
     if params.top_p < 1:
@@ -105,8 +113,14 @@ def _nucleus(weights: Floats, top_p: float) -> Ids:
     """Where the smallest set of the largest weights is that holds this share of all."""
     total = float(weights.sum())
     least = (1 - top_p) * total / len(weights)  # all that are below it hold less than the share that is left out
-    bound, n_kept = _bound(weights[weights >= least], top_p * total)
-    ids = np.flatnonzero(weights >= bound)
+    some = weights >= least
+    if np.count_nonzero(some) <= SORTED:
+        ids = np.flatnonzero(some)
+        bound, n_kept = _bound(weights[ids], top_p * total)
+        ids = ids[weights[ids] >= bound]
+    else:
+        bound, n_kept = _bound(weights[some], top_p * total)
+        ids = np.flatnonzero(weights >= bound)
     if surplus := len(ids) - n_kept:
         ties = np.flatnonzero(weights[ids] == bound)
         ids = np.delete(ids, ties[-surplus:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import llguidance
@@ -135,7 +136,29 @@ class _Tokens:
     bos_token_id: int | None = None
 
     def __call__(self, text: str) -> list[int]:
-        return self.encode(text)
+        """The bytes as they are: a tokenizer may normalise a text, and the grammar would not take what it makes of it."""
+        ids, wanted = self.encode(text), text.encode()
+        return ids if b"".join(self.tokens[i] for i in ids) == wanted else self._longest(wanted)
+
+    def _longest(self, data: bytes) -> list[int]:
+        """The longest token that fits, again and again; ends early where none does."""
+        ids = []
+        while data:
+            fitting = [n for n in range(min(len(data), self._most), 0, -1) if data[:n] in self._by_bytes]
+            if not fitting:
+                break
+            ids.append(self._by_bytes[data[: fitting[0]]])
+            data = data[fitting[0] :]
+        return ids
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        return {piece: i for i, piece in enumerate(self.tokens) if piece and i not in special}
+
+    @cached_property
+    def _most(self) -> int:
+        return max(map(len, self._by_bytes), default=0)
 
 
 def _refused(grammar: Grammar, why: str) -> InputError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeflux.sampling.choose import F32, Allowed, choose, largest
+from moeflux.sampling.choose import F32, Allowed, Ids, choose, largest
 from moeflux.sampling.params import SamplingParams
 from moeflux.sampling.processors import Processors
 
@@ -36,20 +36,20 @@ class Sampler:
         logits = logits[: self._vocab]
         changed = self._processors.apply(logits)
         draw = 0.0 if self.params.greedy else float(self._random.random())
-        token = choose(changed, self.params, draw, None if allowed is None else allowed[: self._vocab])
+        n = self.params.logprobs
+        top = largest(logits, min(n, len(logits))) if n else None
+        known = top if changed is logits else None
+        token = choose(changed, self.params, draw, None if allowed is None else allowed[: self._vocab], known)
         self.note([token])
-        return self._described(logits, token)
+        return Choice(token) if n is None else self._described(logits, token, top)
 
     def note(self, tokens: Sequence[int]) -> None:
         """Tokens that came without a choice."""
         self._processors.note(tokens)
 
-    def _described(self, logits: F32, token: int) -> Choice:
-        n = self.params.logprobs
-        if n is None:
-            return Choice(token)
+    def _described(self, logits: F32, token: int, top: Ids | None) -> Choice:
         peak = logits.max()
         total = float(peak) + float(np.log(np.exp(logits - peak).sum()))
-        top = largest(logits, min(n, len(logits))) if n else np.empty(0, dtype=np.int64)
-        ranked = sorted(((int(id), float(logits[id]) - total) for id in top), key=lambda pair: (-pair[1], pair[0]))
+        ids = () if top is None else top.tolist()
+        ranked = sorted(((id, float(logits[id]) - total) for id in ids), key=lambda pair: (-pair[1], pair[0]))
         return Choice(token, float(logits[token]) - total, tuple(ranked))
