@@ -121,6 +121,7 @@ class TestTerminal:
         child = self.spawn(model, "--regex", "[a-z]{6}!")
         self.prompt(child)
         child.send("half a question")
+        child.expect("half a question")  # echoed: the line is being read
         child.sendintr()
         child.expect("Ctrl-D or /quit leaves")
         self.prompt(child)
