@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 
 import pexpect
@@ -72,6 +73,11 @@ class TestPiped:
         assert "chat template" in result.stderr
 
 
+def heed_interrupts():
+    """A shell without job control starts what runs in the background with Ctrl-C ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class TestTerminal:
     """What is seen: answers, talk and what was typed, all in one place."""
 
@@ -79,7 +85,8 @@ class TestTerminal:
         env = {**os.environ, "TERM": "xterm", **environment}
         env.pop("NO_COLOR", None) if "NO_COLOR" not in environment else None
         arguments = ["-m", "moeflux", "chat", str(model), *map(str, args)]
-        return pexpect.spawn(sys.executable, arguments, env=env, encoding="utf-8", timeout=60, dimensions=(40, 200))
+        options = {"env": env, "encoding": "utf-8", "timeout": 60, "dimensions": (40, 200), "preexec_fn": heed_interrupts}
+        return pexpect.spawn(sys.executable, arguments, **options)
 
     def prompt(self, child):
         child.expect("> ")
