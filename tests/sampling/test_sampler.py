@@ -192,3 +192,12 @@ def test_values_that_mean_nothing_are_refused(options):
 def test_bias_of_a_token_that_is_not_there():
     with pytest.raises(OptionError, match="logit_bias"):
         Sampler(SamplingParams(logit_bias={50: 1.0}), 50)
+
+
+@given(st.integers(0, 1000), st.sampled_from([1, 3, 20]), st.booleans())
+def test_asking_for_logprobs_changes_no_choice(seed, top_k, ties):
+    """Where the largest logits were looked for already, top-k starts from them."""
+    logits = _logits(seed, 2000, 2.0, ties)
+    with_some = Sampler(SamplingParams(temperature=1.0, top_k=top_k, seed=seed, logprobs=20), 2000)
+    without = Sampler(SamplingParams(temperature=1.0, top_k=top_k, seed=seed), 2000)
+    assert [with_some.sample(logits).token for _ in range(5)] == [without.sample(logits).token for _ in range(5)]

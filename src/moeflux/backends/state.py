@@ -7,6 +7,7 @@ is exact, and nothing has to be counted. Arrays come from the backend and are op
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import prod
 from typing import Any, Protocol
@@ -147,7 +148,7 @@ class Rows:
         return sum(block.nbytes for block in self._blocks)
 
 
-class LayerState:
+class LayerState(ABC):
     """Rows by position, which can be cut anywhere, and arrays that only go forward."""
 
     rows: Mapping[str, Rows]
@@ -157,9 +158,9 @@ class LayerState:
     def cuttable(self) -> bool:
         return not self.arrays
 
+    @abstractmethod
     def fork(self) -> LayerState:
         """A state that goes on from here by itself: rows are shared, arrays copied."""
-        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:

@@ -34,7 +34,7 @@ def prefix(
     """Time to the first token of a prompt that begins as an earlier one: computed, from memory, and from disk."""
     n_shared = round(shared * tokens)
     if not 0 < n_shared < tokens:
-        raise OptionError(f"{shared:g} of {tokens} tokens cannot be shared", where="option 'shared'", hint="between 0 and 1")
+        raise OptionError(f"{shared:g} is no share of {tokens} tokens", where="option 'shared'", hint="above 0 and below 1")
     config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=tokens + 1, sequences=2, prefixes=keep)
     room = make_room(config, share)
     report = bench_prefix(room.config, tokens, n_shared, repeats, routing, folder, print_notes)

@@ -1,0 +1,30 @@
+"""What a person sees while a prompt runs, and what is planned for a conversation."""
+
+from __future__ import annotations
+
+import pytest
+
+from moeflux.cli.progress import PromptBar
+from moeflux.cli.talk import opened
+from moeflux.runtime.inspect import inspect_model
+from moeflux.runtime.prefill import PrefillProgress
+from moeflux.session.demo import demo_model
+
+
+@pytest.mark.parametrize(("done", "total", "shown"), [(4, 4, False), (9, 9000, True), (390, 400, False), (1, 400, True)])
+def test_a_short_prompt_has_no_bar(done, total, shown):
+    """A bar wipes the line that it is on: one that comes when all is done would wipe what stands there."""
+    bar = PromptBar()
+    bar._update(PrefillProgress(done, total, 0, seconds=1.0))
+    assert (bar._bar is not None) == shown
+    bar.close()
+
+
+def test_checkpoints_of_a_conversation_are_planned():
+    state = inspect_model(demo_model()).sizes.state_per_sequence
+    assert state > 0
+    with (
+        opened(None, "auto", 1, None, None, "auto", None, 2) as kept,
+        opened(None, "auto", 1, None, None, "auto", None) as one,
+    ):
+        assert kept.plan.memory.state == one.plan.memory.state + 2 * state
