@@ -89,7 +89,15 @@ class TestTerminal:
         return pexpect.spawn(sys.executable, arguments, **options)
 
     def prompt(self, child):
+        """Waits until a line is being read. What is typed before that is the terminal's, and a Ctrl-D then ends nothing."""
         child.expect("> ")
+
+    def leave(self, child):
+        self.prompt(child)
+        child.sendeof()
+        child.expect(pexpect.EOF)
+        child.close()
+        assert child.exitstatus == 0
 
     def test_a_conversation(self, model):
         child = self.spawn(model, "--regex", "[a-z]{6}!")
@@ -101,11 +109,7 @@ class TestTerminal:
         self.prompt(child)
         child.sendline("/stats")
         child.expect("2 messages")
-        self.prompt(child)
-        child.sendeof()
-        child.expect(pexpect.EOF)
-        child.close()
-        assert child.exitstatus == 0
+        self.leave(child)
 
     def test_ctrl_c_stops_the_answer_and_not_the_program(self, model):
         child = self.spawn(model, *LONG)
@@ -137,10 +141,7 @@ class TestTerminal:
         self.prompt(child)
         child.sendline("/stats")
         child.expect("2 messages")
-        child.sendeof()
-        child.expect(pexpect.EOF)
-        child.close()
-        assert child.exitstatus == 0
+        self.leave(child)
 
     def test_history_by_the_arrow_keys(self, model):
         child = self.spawn(model, "--regex", "[a-z]{6}!")
@@ -150,8 +151,7 @@ class TestTerminal:
         self.prompt(child)
         child.send("\x1b[A\r")  # up, return
         child.expect("system prompt: Be brief.")
-        child.sendeof()
-        child.expect(pexpect.EOF)
+        self.leave(child)
 
     @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
     def test_colours(self, model, environment):
@@ -161,6 +161,5 @@ class TestTerminal:
         child.sendline("hello")
         child.expect("tok/s")
         seen += child.before
-        child.sendeof()
-        child.expect(pexpect.EOF)
+        self.leave(child)
         assert ("\x1b[2m" in seen) is (not environment)
