@@ -1,10 +1,12 @@
 // The module: weights and memory as Python sees them. Arrays come in checked for type and layout by their signatures; sizes
 // are checked in these binding files, so that no wrong call from Python can reach past the end of an array.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include "cpu.h"
+#include "nucleus.h"
 #include "py_types.h"
 #include "store_bindings.h"
 
@@ -84,12 +86,56 @@ const Kernels* pick(const std::string& isa) {
     return k;
 }
 
+// Weights of all logits relative to the peak.
+void weigh(Floats logits, std::optional<Bytes> allowed, float peak, float temperature, Out out, const std::string& isa) {
+    require_size(out, int64_t(logits.size()), "weights");
+    if (allowed) require_size(*allowed, int64_t(logits.size()), "allowed");
+    const Kernels* k = pick(isa);
+    nb::gil_scoped_release unlocked;
+    k->weigh(logits.data(), allowed ? allowed->data() : nullptr, int64_t(logits.size()), peak, temperature, out.data());
+}
+
+double exp_total(Floats logits, float peak, const std::string& isa) {
+    const Kernels* k = pick(isa);
+    nb::gil_scoped_release unlocked;
+    return k->exp_total(logits.data(), int64_t(logits.size()), peak);
+}
+
+nb::tuple nucleus(Floats weights, double share, const std::string& isa) {
+    require(weights.size() > 0, "no weights");
+    require(share >= 0 && share < 1, "share");
+    const Kernels* k = pick(isa);
+    Nucleus found;
+    {
+        nb::gil_scoped_release unlocked;
+        const std::unique_ptr<float[]> pool(new float[weights.size()]);
+        found = find_nucleus(*k, weights.data(), int64_t(weights.size()), share, pool.get());
+    }
+    return nb::make_tuple(found.bound, found.count);
+}
+
+int64_t draw(Out weights, float bound, int64_t count, double point, const std::string& isa) {
+    require(weights.size() > 0, "no weights");
+    require(point >= 0 && point < 1, "point");
+    const Kernels* k = pick(isa);
+    nb::gil_scoped_release unlocked;
+    return draw_weight(*k, weights.data(), int64_t(weights.size()), bound, count, point);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels of moeflux.";
     nb::set_leak_warnings(false);  // an engine that is still open when Python ends is no leak
     m.def("instruction_set", &instruction_set, "The best instruction set of this machine that kernels are written for.");
+
+    m.def("weigh", &weigh, nb::arg("logits"), nb::arg("allowed").none(), nb::arg("peak"), nb::arg("temperature"), nb::arg("out"),
+          nb::arg("isa") = "auto", "e^((logits - peak) / temperature), 0 for what is not allowed.");
+    m.def("exp_total", &exp_total, nb::arg("logits"), nb::arg("peak"), nb::arg("isa") = "auto", "The sum of e^(logits - peak).");
+    m.def("nucleus", &nucleus, nb::arg("weights"), nb::arg("share"), nb::arg("isa") = "auto",
+          "The smallest of the largest weights that together hold this share, and how many they are.");
+    m.def("draw", &draw, nb::arg("weights"), nb::arg("bound"), nb::arg("count"), nb::arg("point"), nb::arg("isa") = "auto",
+          "Where a point from 0 to below 1 falls among the weights from the bound on; count -1: all of those.");
 
     nb::class_<Block>(m, "Block", "Memory on huge pages where the kernel gives them.")
         .def(nb::init<size_t>())

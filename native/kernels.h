@@ -74,6 +74,11 @@ struct Kernels {
     // state [width - 1, channels].
     void (*convolve)(const float* x, int64_t tokens, int64_t channels, const float* weight, int64_t width, float* state,
                      int64_t first, int64_t last, float* y);
+    // For the choice of a token, see isa/choice.h. `allowed` may be null.
+    void (*weigh)(const float* x, const uint8_t* allowed, int64_t n, float peak, float temperature, float* y);
+    double (*exp_total)(const float* x, int64_t n, float peak);
+    double (*sum_from)(const float* x, int64_t n, float bound, int64_t* count);
+    int64_t (*between)(const float* x, int64_t n, float low, float high, float* out);
     // What the machine can do at best, for benches: the bytes XORed together (so that none is left out), and integer
     // multiply-adds from registers alone, `rounds` times the returned number.
     uint64_t (*read_all)(const uint8_t* p, size_t n);

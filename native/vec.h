@@ -41,6 +41,7 @@ MF_INLINE V vf16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256
 MF_INLINE V vu8(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
+MF_INLINE V vpick(V a, V b, V x) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), x.v)}; }
 MF_INLINE V vscale2(V a, V n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2^n
 
 #elif defined(__AVX2__)
@@ -76,6 +77,9 @@ MF_INLINE V vu8(const uint8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))),
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
 }
+MF_INLINE V vpick(V a, V b, V x) {
+    return {_mm256_and_ps(_mm256_cmp_ps(a.a, b.a, _CMP_GE_OQ), x.a), _mm256_and_ps(_mm256_cmp_ps(a.b, b.b, _CMP_GE_OQ), x.b)};
+}
 MF_INLINE __m256 pow2_half(__m256 n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
@@ -100,6 +104,7 @@ MF_INLINE V vdiv(V a, V b) { MF_EACH(a.f[i] / b.f[i]); }
 MF_INLINE V vmax(V a, V b) { MF_EACH(a.f[i] > b.f[i] ? a.f[i] : b.f[i]); }
 MF_INLINE V vmin(V a, V b) { MF_EACH(a.f[i] < b.f[i] ? a.f[i] : b.f[i]); }
 MF_INLINE V vfma(V a, V b, V c) { MF_EACH(a.f[i] * b.f[i] + c.f[i]); }
+MF_INLINE V vpick(V a, V b, V x) { MF_EACH(a.f[i] >= b.f[i] ? x.f[i] : 0.0f); }  // x where a >= b, else 0
 MF_INLINE V vround(V a) { MF_EACH(rintf(a.f[i])); }
 MF_INLINE float bf16_one(uint16_t h) {
     uint32_t bits = uint32_t(h) << 16;

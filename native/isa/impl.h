@@ -68,6 +68,12 @@ void softmax(float* x, int64_t n) {
     each(n, x, [&](int64_t i, int m) { return vdiv(vload_n(x + i, m), all); });
 }
 
+}  // namespace
+
+#include "choice.h"
+
+namespace {
+
 // --- decoding -------------------------------------------------------------------------------------------------------
 
 MF_INLINE float decode_one(const uint8_t* base, Dtype dtype, int64_t i) {

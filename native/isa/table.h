@@ -19,6 +19,10 @@ Kernels make_table(const char* name) {
     k.softmax = softmax;
     k.sigmoid_mul = sigmoid_mul;
     k.dot = dot;
+    k.weigh = weigh;
+    k.exp_total = exp_total;
+    k.sum_from = sum_from;
+    k.between = between;
     k.read_all = read_all;
     k.multiply_only = multiply_only;
     k.attend = attend;

@@ -63,12 +63,12 @@ def _at_a_boundary(p, token):
 @pytest.mark.parametrize("few", [4096, 16], ids=["sorted", "halved"])
 def test_truncation_and_draws(few, logits, params):
     """With a small limit for sorting, the paths for large vocabularies run too."""
-    keep, group, block = room.SORTED, room.GROUP, room.BLOCK
+    keep, group = room.SORTED, room.GROUP
     try:
-        room.SORTED, room.GROUP, room.BLOCK = few, min(group, few // 4), min(block, few)
+        room.SORTED, room.GROUP = few, min(group, few // 4)
         check(lambda draw: choose(logits, params, draw), distribution(logits, params))
     finally:
-        room.SORTED, room.GROUP, room.BLOCK = keep, group, block
+        room.SORTED, room.GROUP = keep, group
 
 
 @given(logits, st.integers(1, 800))

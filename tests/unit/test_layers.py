@@ -35,7 +35,7 @@ OWNERS = {
     "uvicorn": {"server"},
     "prometheus_client": {"server"},
     "matplotlib": {"bench"},
-    "moeflux._native": {"backends/native", "store"},
+    "moeflux._native": {"backends/native", "store", "sampling"},
 }
 
 

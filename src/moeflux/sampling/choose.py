@@ -6,11 +6,13 @@ same number and logits always give the same token.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+import moeflux._native as _native
 from moeflux.sampling.params import SamplingParams
 
 F32 = npt.NDArray[np.float32]
@@ -19,10 +21,8 @@ Ids = npt.NDArray[np.int64]
 Allowed = npt.NDArray[np.bool_]  # at least one of them true
 
 GROUP = 64  # entries whose largest stands for them
-BLOCK = 512  # weights that are summed together
 SORTED = 4096  # weights that are few enough to sort
 CLOSE = 1e-6  # to the largest weight
-FAR = -87.0  # so far below the largest, a weight is 0: beyond, float32 is denormal, and processors slow down tenfold
 
 
 def choose(
@@ -46,16 +46,11 @@ def choose(
             ids = _largest_allowed(logits, params.top_k, allowed)
         logits, allowed = logits[ids], None
     weights = _weights(logits, params.temperature, allowed)
-    if params.top_p < 1:
-        ids, weights = _kept(_nucleus(weights, params.top_p), ids, weights)
-    if params.min_p > 0:
-        ids, weights = _kept(np.flatnonzero(weights >= params.min_p * weights.max()), ids, weights)
-    index = _draw(weights, draw)
+    bound, count = _nucleus(weights, params.top_p) if params.top_p < 1 else (0.0, None)
+    if params.min_p > 0 and (least := params.min_p * weights.max()) > bound:
+        bound, count = least, None
+    index = _draw(weights, bound, count, draw)
     return index if ids is None else int(ids[index])
-
-
-def _kept(chosen: Ids, ids: Ids | None, weights: Floats) -> tuple[Ids, Floats]:
-    return chosen if ids is None else ids[chosen], weights[chosen]
 
 
 def _without(logits: F32, allowed: Allowed) -> F32:
@@ -92,66 +87,40 @@ def _top_of_many(values: F32, k: int) -> Ids:
 
 def _weights(logits: F32, temperature: float, allowed: Allowed | None = None) -> Floats:
     """Relative to the largest, which is 1. In double precision where they are few."""
-    weights: Floats = logits.astype(np.float64) if len(logits) <= SORTED else logits.copy()
-    weights -= logits.max()
-    if temperature != 1:
+    peak = logits.max()
+    if len(logits) <= SORTED:
         with np.errstate(over="ignore"):  # a tiny temperature: infinitely far below
-            weights /= temperature
-    if weights.min() >= FAR:
-        np.exp(weights, out=weights)
-    else:
-        np.exp(np.maximum(weights, FAR, out=weights), out=weights)
-        weights -= np.exp(weights.dtype.type(FAR))
-    if allowed is not None:
-        weights *= allowed
-        if weights.max() < CLOSE:  # what is allowed lies far below what is not, where weights are coarse
-            return _weights(_without(logits, allowed), temperature)
+            few: Floats = np.exp((logits.astype(np.float64) - peak) / temperature)
+        return few if allowed is None else few * allowed
+    weights = np.empty(len(logits), np.float32)
+    _native.weigh(logits, None if allowed is None else allowed.view(np.uint8), float(peak), temperature, weights)
+    if allowed is not None and weights.max() < CLOSE:  # what is allowed lies far below what is not, where weights are coarse
+        return _weights(_without(logits, allowed), temperature)
     return weights
 
 
-def _nucleus(weights: Floats, top_p: float) -> Ids:
-    """Where the smallest set of the largest weights is that holds this share of all."""
-    total = float(weights.sum())
-    least = (1 - top_p) * total / len(weights)  # all that are below it hold less than the share that is left out
-    some = weights >= least
-    if np.count_nonzero(some) <= SORTED:
-        ids = np.flatnonzero(some)
-        bound, n_kept = _bound(weights[ids], top_p * total)
-        ids = ids[weights[ids] >= bound]
-    else:
-        bound, n_kept = _bound(weights[some], top_p * total)
-        ids = np.flatnonzero(weights >= bound)
-    if surplus := len(ids) - n_kept:
-        ties = np.flatnonzero(weights[ids] == bound)
-        ids = np.delete(ids, ties[-surplus:])
-    return ids
+def log_total(logits: F32) -> float:
+    """What is subtracted from a logit to give its log-probability."""
+    peak = float(logits.max())
+    return peak + math.log(_native.exp_total(logits, peak))
 
 
-def _bound(pool: Floats, wanted: float) -> tuple[float, int]:
-    """The smallest weight of the nucleus, and how many there are. Halves the pool until it is worth sorting."""
-    above, n_above = 0.0, 0
-    while len(pool) > SORTED:
-        middle = len(pool) // 2
-        pool = np.partition(pool, middle)
-        lower, upper = pool[:middle], pool[middle:]
-        mass = float(upper.sum())
-        if above + mass >= wanted:
-            pool = upper
-        else:
-            pool, above, n_above = lower, above + mass, n_above + len(upper)
-    pool = np.sort(pool)[::-1]
-    last = min(int(np.searchsorted(above + np.cumsum(pool, dtype=np.float64), wanted)), len(pool) - 1)
-    return pool[last], n_above + last + 1
+def _nucleus(weights: Floats, top_p: float) -> tuple[float, int]:
+    """The least weight of the smallest set of the largest ones that holds this share of all, and how many it has."""
+    if len(weights) > SORTED:
+        return _native.nucleus(weights, top_p)
+    ranked = np.sort(weights)[::-1]
+    held = np.cumsum(ranked)
+    last = min(int(np.searchsorted(held, top_p * held[-1])), len(ranked) - 1)
+    return ranked[last], last + 1
 
 
-def _draw(weights: Floats, draw: float) -> int:
-    """Blocks first, then inside one: a running sum over the whole vocabulary would be slow."""
-    n = len(weights) // BLOCK * BLOCK
-    sums = np.append(weights[:n].reshape(-1, BLOCK).sum(axis=1), weights[n:].sum())
-    ends = np.cumsum(sums, dtype=np.float64)
-    point = draw * ends[-1]
-    block = min(int(np.searchsorted(ends, point, side="right")), int(np.flatnonzero(sums)[-1]))
-    inner = weights[block * BLOCK : (block + 1) * BLOCK]
-    before = ends[block - 1] if block else 0.0
-    index = int(np.searchsorted(np.cumsum(inner, dtype=np.float64), point - before, side="right"))
-    return block * BLOCK + min(index, int(np.flatnonzero(inner)[-1]))
+def _draw(weights: Floats, bound: float, count: int | None, draw: float) -> int:
+    """Among the weights from `bound` on: all of them, or `count`, without the last ones that equal it."""
+    if len(weights) > SORTED:
+        return _native.draw(weights, bound, -1 if count is None else count, draw)
+    kept = np.flatnonzero((weights >= bound) & (weights > 0))
+    if count is not None and (surplus := len(kept) - count) > 0:
+        kept = np.delete(kept, np.flatnonzero(weights[kept] == bound)[-surplus:])
+    ends = np.cumsum(weights[kept])
+    return int(kept[min(int(np.searchsorted(ends, draw * ends[-1], side="right")), len(kept) - 1)])

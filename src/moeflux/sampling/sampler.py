@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeflux.sampling.choose import F32, Allowed, Ids, choose, largest
+from moeflux.sampling.choose import F32, Allowed, Ids, choose, largest, log_total
 from moeflux.sampling.params import SamplingParams
 from moeflux.sampling.processors import Processors
 
@@ -48,8 +48,7 @@ class Sampler:
         self._processors.note(tokens)
 
     def _described(self, logits: F32, token: int, top: Ids | None) -> Choice:
-        peak = logits.max()
-        total = float(peak) + float(np.log(np.exp(logits - peak).sum()))
+        total = log_total(logits)
         ids = () if top is None else top.tolist()
         ranked = sorted(((id, float(logits[id]) - total) for id in ids), key=lambda pair: (-pair[1], pair[0]))
         return Choice(token, float(logits[token]) - total, tuple(ranked))
