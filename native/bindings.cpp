@@ -187,6 +187,7 @@ NB_MODULE(_native, m) {
             p.layer.rotation = rotation;
         })
         .def("delta", [](PyLayer& p, int64_t key_heads, int64_t heads, int64_t key_dim, int64_t value_dim, int64_t width) {
+            require(width >= 1 && width <= kMaxTaps, "width of the convolution");
             p.layer.mixer = Mixer::delta;
             p.layer.delta = {key_heads, heads, key_dim, value_dim, width};
         })

@@ -1,5 +1,6 @@
 // The machine's routers and experts.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -10,9 +11,20 @@ namespace moeflux {
 
 bool Machine::route(float* logits, const float* bias, int64_t tokens, const RouterShape& s, int64_t* ids, float* weights) {
     const Call call(*this);
-    float* chosen_by = reinterpret_cast<float*>(scratch(kFirst, size_t(s.experts + 2 * s.groups) * 4));
-    float *groups = chosen_by + s.experts, *kept = groups + s.groups;
-    for (int64_t t = 0; t < tokens; ++t) {
+    const size_t each = size_t(s.experts + 2 * s.groups);
+    float* base = reinterpret_cast<float*>(scratch(kFirst, each * 4 * size_t(threads())));
+    std::atomic<bool> finite = true;
+    over_tokens(tokens, [&](int64_t first, int64_t last, int worker) {
+        if (!route_some(logits, bias, first, last, s, base + each * size_t(worker), ids, weights)) finite = false;
+    });
+    return finite;
+}
+
+// `work`: a float for each expert, two for each group.
+bool Machine::route_some(float* logits, const float* bias, int64_t first, int64_t last, const RouterShape& s, float* work,
+                         int64_t* ids, float* weights) const {
+    float *chosen_by = work, *groups = chosen_by + s.experts, *kept = groups + s.groups;
+    for (int64_t t = first; t < last; ++t) {
         float* scores = logits + t * s.experts;
         for (int64_t e = 0; e < s.experts; ++e)
             if (!std::isfinite(scores[e])) return false;
@@ -190,17 +202,21 @@ void Machine::experts(const float* x, int64_t tokens, int64_t hidden, const int6
     run_pieces();
     if (!shared || !shared->output_gate) return;
     k_->sigmoid(in.opened, tokens, in.opened);
-    for (int64_t t = 0; t < tokens; ++t)
-        for (int64_t i = 0; i < hidden; ++i) shared->y[t * hidden + i] *= in.opened[t];
+    over_tokens(tokens, [&](int64_t first, int64_t last, int) {
+        for (int64_t t = first; t < last; ++t)
+            for (int64_t i = 0; i < hidden; ++i) shared->y[t * hidden + i] *= in.opened[t];
+    });
 }
 
 void Machine::combine(const float* outputs, const float* weights, int64_t tokens, int64_t k, int64_t hidden, float* y) {
     const Call call(*this);
-    for (int64_t t = 0; t < tokens; ++t) {
-        std::memset(y + t * hidden, 0, size_t(hidden) * 4);
-        for (int64_t rank = 0; rank < k; ++rank)
-            k_->axpy(weights[t * k + rank], outputs + (t * k + rank) * hidden, hidden, y + t * hidden);
-    }
+    over_tokens(tokens, [&](int64_t first, int64_t last, int) {
+        for (int64_t t = first; t < last; ++t) {
+            std::memset(y + t * hidden, 0, size_t(hidden) * 4);
+            for (int64_t rank = 0; rank < k; ++rank)
+                k_->axpy(weights[t * k + rank], outputs + (t * k + rank) * hidden, hidden, y + t * hidden);
+        }
+    });
 }
 
 }  // namespace moeflux

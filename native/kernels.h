@@ -10,9 +10,11 @@
 namespace moeflux {
 
 constexpr int64_t kMaxCols = 32768;  // of an affine matrix with integer activations
-constexpr int kAttendTokens = 8;     // tokens that share one pass over the keys,
+constexpr int kMaxTaps = 64;         // of a convolution
+constexpr int kAttendTokens = 16;    // tokens that share one pass over the keys,
 constexpr int kAttendHeads = 8;      // and heads
 constexpr int kAttendBlock = 64;     // positions per step of the online softmax, aligned to absolute positions
+constexpr int kAttendTurned = 32;    // keys that are turned round at a time
 
 struct AttendSpan {
     const float* q;  // [T, heads, dim], rotated
@@ -26,7 +28,7 @@ struct AttendSpan {
 };
 
 struct DeltaSpan {
-    const float* u;  // [T, channels] after convolution and silu: q | k | v
+    const float* u;  // [T, channels] after convolution, silu and delta_keys: q | k | v
     const float* z;  // [T, heads, value_dim]
     const float *decay, *beta;  // [T, heads]
     const float* norm;  // [value_dim]
@@ -84,17 +86,20 @@ struct Kernels {
     uint64_t (*read_all)(const uint8_t* p, size_t n);
     int64_t (*multiply_only)(int64_t rounds);
 
-    // One value head over all tokens. `work`: 2 * key_dim + value_dim floats.
-    void (*delta_head)(const DeltaSpan&, int64_t head, float* work);
+    // q and k of one key head to unit length, q over the root of the dimension too, in u as DeltaSpan has it.
+    void (*delta_keys)(float* u, int64_t tokens, int64_t channels, int64_t key_heads, int64_t key_dim, int64_t key_head);
+    // One value head over all tokens.
+    void (*delta_head)(const DeltaSpan&, int64_t head);
 };
 
 const Kernels* generic_kernels();
 const Kernels* avx2_kernels();         // null where not compiled
 const Kernels* avx512_vnni_kernels();  // null where not compiled
 
-// Floats of scratch that `attend` needs.
-static inline size_t attend_work(int64_t heads, int64_t value_dim) {
-    return size_t(kAttendTokens * heads) * size_t(value_dim + 2) + kAttendBlock;
+// Floats of scratch that `attend` needs: shares and values of the lanes, and turned keys or a strip of values.
+static inline size_t attend_work(int64_t heads, int64_t dim, int64_t value_dim) {
+    const size_t keys = size_t(kAttendTurned) * size_t(dim), strip = size_t(kAttendBlock) * 32;
+    return size_t(kAttendTokens * heads) * size_t(value_dim + kAttendBlock) + (keys > strip ? keys : strip);
 }
 
 }  // namespace moeflux

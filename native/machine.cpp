@@ -50,7 +50,11 @@ float* Machine::floats(size_t which, int64_t n) { return reinterpret_cast<float*
 
 void Machine::add(const float* a, const float* b, int64_t n, float* y) {
     const Call call(*this);
-    k_->add(a, b, n, y);
+    constexpr int64_t kPiece = 4096;
+    over_tokens(ceil_div(n, kPiece), [&](int64_t first, int64_t last, int) {
+        const int64_t begin = first * kPiece;
+        k_->add(a + begin, b + begin, std::min(n, last * kPiece) - begin, y + begin);
+    });
 }
 
 const uint8_t* const* Machine::records(const float* x, int64_t tokens, int64_t cols, Layout layout, int group, size_t which) {
@@ -161,21 +165,27 @@ void Machine::head_linear(const float* x, int64_t tokens, const HeadMatrix& w, f
 
 void Machine::embed(const Matrix& table, const int64_t* ids, int64_t tokens, float* y) {
     const Call call(*this);
-    for (int64_t t = 0; t < tokens; ++t) k_->decode_row(table, ids[t], y + t * table.cols);
+    over_tokens(tokens, [&](int64_t first, int64_t last, int) {
+        for (int64_t t = first; t < last; ++t) k_->decode_row(table, ids[t], y + t * table.cols);
+    });
 }
 
 void Machine::rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t n, float* y) {
     const Call call(*this);
-    for (int64_t r = 0; r < rows; ++r) k_->rms_norm(x + r * n, weight, eps, n, y + r * n);
+    over_tokens(rows, [&](int64_t first, int64_t last, int) {
+        for (int64_t r = first; r < last; ++r) k_->rms_norm(x + r * n, weight, eps, n, y + r * n);
+    });
 }
 
 void Machine::add_norm(const float* a, const float* b, const float* weight, float eps, int64_t rows, int64_t n, float* sum,
                        float* y) {
     const Call call(*this);
-    for (int64_t r = 0; r < rows; ++r) {
-        k_->add(a + r * n, b + r * n, n, sum + r * n);
-        k_->rms_norm(sum + r * n, weight, eps, n, y + r * n);
-    }
+    over_tokens(rows, [&](int64_t first, int64_t last, int) {
+        for (int64_t r = first; r < last; ++r) {
+            k_->add(a + r * n, b + r * n, n, sum + r * n);
+            k_->rms_norm(sum + r * n, weight, eps, n, y + r * n);
+        }
+    });
 }
 
 void Machine::mlp(const float* x, int64_t tokens, const Matrix& gate, const Matrix& up, const Matrix& down,

@@ -5,6 +5,7 @@
 // alike wherever the range begins and ends.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <initializer_list>
 #include <memory>
@@ -148,6 +149,17 @@ private:
     const uint8_t* const* records(const float* x, int64_t tokens, int64_t cols, Layout layout, int group, size_t which);
     void rotate(const Rotation& r, const float* cos_sin, int64_t token, float* x) const;
     const float* angles(const Rotation& r, Spans spans, int64_t tokens);
+    bool route_some(float* logits, const float* bias, int64_t first, int64_t last, const RouterShape&, float* work, int64_t* ids,
+                    float* weights) const;
+    // body(first, last, worker): tokens in shares among the threads, or all at once where they are few.
+    template <class F>
+    void over_tokens(int64_t tokens, F&& body) {
+        if (tokens <= 16) return body(int64_t(0), tokens, 0);
+        constexpr int64_t kShare = 8;
+        pool_.run((tokens + kShare - 1) / kShare, [&](int64_t chunk, int worker) {
+            body(chunk * kShare, std::min(tokens, (chunk + 1) * kShare), worker);
+        });
+    }
     void attend(const AttendSpan& span, int64_t tokens);
     void attend_one_token(const float* q, const float* k, const float* v, const float* q_norm, const float* k_norm, float eps,
                           const AttentionShape& s, const Rotation& rotation, Spans spans, float* out);

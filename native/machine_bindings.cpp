@@ -104,7 +104,7 @@ void bind_blocks(nb::class_<Machine>& machine) {
              [](Machine& self, Floats qkv, Floats z, Floats a, Floats b, Floats conv, Floats a_log, Floats dt_bias, Floats norm,
                 float eps, int64_t key_heads, int64_t heads, int64_t key_dim, int64_t value_dim, nb::list spans, Out out) {
                  const int64_t tokens = int64_t(qkv.shape(0));
-                 require(key_heads > 0 && heads % key_heads == 0 && conv.ndim() == 2, "shape");
+                 require(key_heads > 0 && heads % key_heads == 0 && conv.ndim() == 2 && conv.shape(1) <= kMaxTaps, "shape");
                  const DeltaShape s = {key_heads, heads, key_dim, value_dim, int64_t(conv.shape(1))};
                  require_size(qkv, tokens * s.channels(), "qkv");
                  require_size(z, tokens * heads * value_dim, "z");

@@ -48,7 +48,7 @@ void Machine::append(const float* row, int64_t n, Dtype dtype, uint8_t* to) cons
 void Machine::attend(const AttendSpan& span, int64_t tokens) {
     const int64_t ratio = span.heads / span.groups, per_block = std::min<int64_t>(kAttendHeads, ratio);
     const int64_t blocks = ceil_div(ratio, per_block), tiles = ceil_div(tokens, kAttendTokens);
-    const size_t work = (attend_work(per_block, span.value_dim) + 15) / 16 * 16;
+    const size_t work = (attend_work(per_block, span.dim, span.value_dim) + 15) / 16 * 16;
     float* base = reinterpret_cast<float*>(scratch(kThird, work * 4 * size_t(threads())));
     pool_.run(tiles * span.groups * blocks, [&](int64_t chunk, int worker) {
         const int64_t tile = tiles - 1 - chunk / (span.groups * blocks);  // the longest first
@@ -87,17 +87,22 @@ void Machine::attention(const float* q, const float* k, const float* v, const fl
     const int64_t row = s.groups * s.dim;
     for (const auto& span : spans) {
         const int64_t element = span.dtype == Dtype::f32 ? 4 : 2;
-        for (int64_t t = span.start; t < span.stop; ++t) {
-            const int64_t at = span.position + t - span.start;
-            append(key + t * row, row, span.dtype, Span::row(span.first, at, row * element));
-            append(v + t * row, row, span.dtype, Span::row(span.second, at, row * element));
-        }
+        over_tokens(span.stop - span.start, [&](int64_t first, int64_t last, int) {
+            for (int64_t i = first; i < last; ++i) {
+                const int64_t t = span.start + i, at = span.position + i;
+                append(key + t * row, row, span.dtype, Span::row(span.first, at, row * element));
+                append(v + t * row, row, span.dtype, Span::row(span.second, at, row * element));
+            }
+        });
         attend({rotated + span.start * s.heads * s.dim, out + span.start * s.heads * s.dim, span.first, span.second, row, row,
                 s.heads, s.groups, s.dim, s.dim, span.position, 1.0f / std::sqrt(float(s.dim)), span.dtype},
                span.stop - span.start);
     }
     if (!s.gated) return;
-    for (int64_t i = 0; i < tokens * s.heads; ++i) k_->sigmoid_mul(q + i * q_width + s.dim, s.dim, out + i * s.dim);
+    over_tokens(tokens, [&](int64_t first, int64_t last, int) {
+        for (int64_t i = first * s.heads; i < last * s.heads; ++i)
+            k_->sigmoid_mul(q + i * q_width + s.dim, s.dim, out + i * s.dim);
+    });
 }
 
 // One token of each sequence: a key-value group at a time from norm to output, as one job.
@@ -108,7 +113,7 @@ void Machine::attend_one_token(const float* q, const float* k, const float* v, c
     const float* table = angles(rotation, spans, tokens);
     float* rotated = reinterpret_cast<float*>(scratch(kFirst, size_t(tokens * s.heads * s.dim) * 4));
     float* key = reinterpret_cast<float*>(scratch(kSecond, size_t(tokens * row) * 4));
-    const size_t work = (attend_work(ratio, s.dim) + 15) / 16 * 16;
+    const size_t work = (attend_work(ratio, s.dim, s.dim) + 15) / 16 * 16;
     float* base = reinterpret_cast<float*>(scratch(kThird, work * 4 * size_t(threads())));
     pool_.run(tokens * s.groups, [&](int64_t chunk, int worker) {
         const int64_t t = chunk / s.groups, g = chunk % s.groups;
@@ -142,11 +147,13 @@ void Machine::latent_attention(const float* q_latent, const float* q_rope, int64
     const float* table = angles(rotation, spans, tokens);
     float* query = reinterpret_cast<float*>(scratch(kFirst, size_t(tokens * heads * dim) * 4));
     float* key = reinterpret_cast<float*>(scratch(kSecond, size_t(dim) * 4));
-    for (int64_t i = 0; i < tokens * heads; ++i) {
-        std::memcpy(query + i * dim, q_latent + i * rank, size_t(rank) * 4);
-        std::memcpy(query + i * dim + rank, q_rope + i * q_stride, size_t(rope) * 4);
-        rotate(rotation, table, i / heads, query + i * dim + rank);
-    }
+    over_tokens(tokens, [&](int64_t first, int64_t last, int) {
+        for (int64_t i = first * heads; i < last * heads; ++i) {
+            std::memcpy(query + i * dim, q_latent + i * rank, size_t(rank) * 4);
+            std::memcpy(query + i * dim + rank, q_rope + i * q_stride, size_t(rope) * 4);
+            rotate(rotation, table, i / heads, query + i * dim + rank);
+        }
+    });
     for (const auto& span : spans) {
         const int64_t element = span.dtype == Dtype::f32 ? 4 : 2;
         for (int64_t t = span.start; t < span.stop; ++t) {
@@ -170,8 +177,6 @@ void Machine::delta_net(const float* qkv, const float* z, const float* a, const 
     float* gates = reinterpret_cast<float*>(scratch(kSecond, size_t(tokens * s.heads) * 8));
     float *decay = gates, *beta = gates + tokens * s.heads;
     k_->sigmoid(b, tokens * s.heads, beta);
-    const size_t work = size_t(2 * s.key_dim + s.value_dim + 15) / 16 * 16;
-    float* base = reinterpret_cast<float*>(scratch(kThird, work * 4 * size_t(threads())));
     const int64_t value_width = s.heads * s.value_dim, per_key = ratio * s.value_dim;
     for (const auto& span : spans) {
         const int64_t n = span.stop - span.start;
@@ -190,7 +195,7 @@ void Machine::delta_net(const float* qkv, const float* z, const float* a, const 
                                s.value_dim,
                                value_width,
                                eps};
-        pool_.run(s.key_heads, [&](int64_t g, int worker) {
+        pool_.run(s.key_heads, [&](int64_t g, int) {
             const auto convolve = [&](int64_t first, int64_t count) {
                 k_->convolve(qkv + span.start * channels, n, channels, conv, s.width, span.conv, first, first + count,
                              mixed + span.start * channels);
@@ -198,13 +203,14 @@ void Machine::delta_net(const float* qkv, const float* z, const float* a, const 
             convolve(g * s.key_dim, s.key_dim);
             convolve((s.key_heads + g) * s.key_dim, s.key_dim);
             convolve(2 * s.key_heads * s.key_dim + g * per_key, per_key);
+            k_->delta_keys(mixed + span.start * channels, n, channels, s.key_heads, s.key_dim, g);
             for (int64_t head = g * ratio; head < (g + 1) * ratio; ++head) {
                 for (int64_t t = span.start; t < span.stop; ++t) {
                     const float x = a[t * s.heads + head] + dt_bias[head];
                     const float softplus = (x > 0 ? x : 0.0f) + std::log1p(std::exp(-std::fabs(x)));  // stable for any x
                     decay[t * s.heads + head] = std::exp(-std::exp(a_log[head]) * softplus);
                 }
-                k_->delta_head(one, head, base + work * size_t(worker));
+                k_->delta_head(one, head);
             }
         });
     }

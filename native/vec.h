@@ -162,6 +162,53 @@ MF_INLINE float vsum(V a) {
     return t[0];
 }
 #endif
+#if defined(__AVX512F__)
+MF_INLINE float vhigh(V a) { return _mm512_reduce_max_ps(a.v); }
+// Keeps a vector in a register: compilers otherwise load what is broadcast anew for each use.
+MF_INLINE V vpin(V a) {
+    asm("" : "+v"(a.v));
+    return a;
+}
+// Sixteen vectors as the rows of a square, turned round.
+MF_INLINE void vturn(V* a) {
+    __m512 x[16], y[16];
+    for (int i = 0; i < 16; i += 2) {
+        x[i] = _mm512_unpacklo_ps(a[i].v, a[i + 1].v);
+        x[i + 1] = _mm512_unpackhi_ps(a[i].v, a[i + 1].v);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int h = 0; h < 2; ++h) {
+            const __m512d p = _mm512_castps_pd(x[i + h]), q = _mm512_castps_pd(x[i + 2 + h]);
+            y[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(p, q));
+            y[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(p, q));
+        }
+    for (int i = 0; i < 4; ++i) {  // blocks of four rows to blocks of four columns
+        const __m512 lo = _mm512_shuffle_f32x4(y[i], y[4 + i], 0x44), hi = _mm512_shuffle_f32x4(y[i], y[4 + i], 0xEE);
+        const __m512 lo2 = _mm512_shuffle_f32x4(y[8 + i], y[12 + i], 0x44), hi2 = _mm512_shuffle_f32x4(y[8 + i], y[12 + i], 0xEE);
+        a[i].v = _mm512_shuffle_f32x4(lo, lo2, 0x88);
+        a[4 + i].v = _mm512_shuffle_f32x4(lo, lo2, 0xDD);
+        a[8 + i].v = _mm512_shuffle_f32x4(hi, hi2, 0x88);
+        a[12 + i].v = _mm512_shuffle_f32x4(hi, hi2, 0xDD);
+    }
+}
+#else
+MF_INLINE float vhigh(V a) {
+    float t[16];
+    vstore(t, a);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; ++i) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
+    return t[0];
+}
+MF_INLINE V vpin(V a) { return a; }
+MF_INLINE void vturn(V* a) {
+    float from[16][16], to[16][16];
+    for (int i = 0; i < 16; ++i) vstore(from[i], a[i]);
+    for (int i = 0; i < 16; ++i)
+        for (int j = 0; j < 16; ++j) to[j][i] = from[i][j];
+    for (int i = 0; i < 16; ++i) a[i] = vload(to[i]);
+}
+#endif
+
 // e^x to about one unit in the last place, for x held between -87 (1.6e-38) and 88 (1.7e38).
 MF_INLINE V vexp(V x) {
     x = vmax(vmin(x, vset(88.0f)), vset(-87.0f));

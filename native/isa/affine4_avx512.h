@@ -436,18 +436,25 @@ __attribute__((noinline)) void stream_rows(const Matrix& m, const uint8_t* const
 }
 
 void multiply_rows(const Matrix& m, const uint8_t* const* records, int tokens, float* const* y, int64_t first, int64_t last,
-                   Workspace& ws) {
+                   Next next, Workspace& ws) {
     const size_t stride = size_t(m.cols) / 2, groups = size_t(m.cols / 64);
+    const size_t units = groups * size_t((tokens + 5) / 6);  // steps of a tile
+    // The tile behind a row, or behind the range: its codes step by step, its scales, which are few, at once.
+    const auto expect = [units](const Matrix& of, int64_t row) {
+        const size_t bytes = 64 * size_t(of.cols) / 2, per_row = size_t(of.cols / 64) * 2;
+        for (size_t i = 0; i < 64 * per_row; i += 64) {
+            _mm_prefetch((const char*)(of.scales + size_t(row) * per_row + i), _MM_HINT_T1);
+            _mm_prefetch((const char*)(of.biases + size_t(row) * per_row + i), _MM_HINT_T1);
+        }
+        const uint8_t* codes = of.weight + size_t(row) * size_t(of.cols) / 2;
+        return Ahead{codes, codes + bytes, int((bytes / 64 + units - 1) / units)};
+    };
     int64_t r = first;
     for (; r + 64 <= last; r += 64) {
         const uint8_t* codes = m.weight + size_t(r) * stride;
         Ahead ahead;
-        if (r + 128 <= last) {
-            ahead.at = codes + 64 * stride;
-            ahead.end = ahead.at + 64 * stride;
-            const size_t units = groups * size_t((tokens + 5) / 6);
-            ahead.lines = int((stride + units - 1) / units);
-        }
+        if (r + 128 <= last) ahead = expect(m, r + 64);
+        else if (next.matrix && next.row + 64 <= next.matrix->rows) ahead = expect(*next.matrix, next.row);
         tile_rows<4>(codes, (const uint16_t*)m.scales + size_t(r) * groups, (const uint16_t*)m.biases + size_t(r) * groups,
                      m.cols, records, tokens, ws.acc, ws.wide, ahead);
         for (int t = 0; t < tokens; ++t)
@@ -484,7 +491,7 @@ void rows_nibbles(const Matrix& m, const uint8_t* const* records, int64_t tokens
     const int64_t passes = (tokens + most - 1) / most;
     for (int64_t i = 0, t = 0; i < passes; ++i) {
         const int64_t n = (tokens - t + passes - i - 1) / (passes - i);
-        multiply_rows(m, records + t, int(n), y + t, first, last, ws);
+        multiply_rows(m, records + t, int(n), y + t, first, last, i + 1 < passes ? Next{} : next, ws);
         t += n;
     }
 }

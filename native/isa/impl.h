@@ -1,6 +1,8 @@
 // The kernels, written once over vec.h and compiled for each instruction set. Included by isa/*.cpp only.
 #pragma once
 
+#include <type_traits>
+
 #include "../kernels.h"
 #include "../vec.h"
 
@@ -265,93 +267,11 @@ void rows_floats(const Matrix& m, const uint8_t* const* records, int64_t tokens,
     }
 }
 
-// --- attention ------------------------------------------------------------------------------------------------------
+}  // namespace
 
-MF_INLINE V load_kv(const uint8_t* p, Dtype dtype, int64_t i, int n) {
-    if (dtype == Dtype::f32) return vload_n((const float*)p + i, n);
-    const uint16_t* h = (const uint16_t*)p + i;
-    if (n == 16) return vbf16(h);
-    uint16_t tail[16] = {};
-    memcpy(tail, h, size_t(n) * 2);
-    return vbf16(tail);
-}
+#include "attention.h"
 
-MF_INLINE float dot_kv(const float* q, const uint8_t* k, Dtype dtype, int64_t n) {
-    V s0 = vset(0), s1 = vset(0);
-    int64_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        s0 = vfma(vload(q + i), load_kv(k, dtype, i, 16), s0);
-        s1 = vfma(vload(q + i + 16), load_kv(k, dtype, i + 16, 16), s1);
-    }
-    for (; i < n; i += 16) {
-        const int m = int(lower(16, n - i));
-        s0 = vfma(vload_n(q + i, m), load_kv(k, dtype, i, m), s0);
-    }
-    return vsum(vadd(s0, s1));
-}
-
-MF_INLINE void prefetch(const uint8_t* p, int64_t n) {
-    for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(p + i);
-}
-
-// Online softmax over blocks of positions that begin at multiples of kAttendBlock, whatever the chunk: what a token
-// computes depends on its own position alone.
-void attend(const AttendSpan& s, int64_t first_head, int64_t last_head, int64_t first, int64_t last, float* work) {
-    const int64_t heads = last_head - first_head, lanes = (last - first) * heads;
-    const int64_t group = first_head / (s.heads / s.groups), element = s.dtype == Dtype::f32 ? 4 : 2;
-    const int64_t key_bytes = s.key_stride * element, value_bytes = s.value_stride * element;
-    const auto key_at = [&](int64_t at) {
-        return s.keys[at / kStateBlock] + at % kStateBlock * key_bytes + group * s.dim * element;
-    };
-    float *share = work, *top = share + kAttendBlock, *sum = top + lanes, *acc = sum + lanes;
-    for (int64_t i = 0; i < lanes; ++i) {
-        top[i] = -INFINITY;
-        sum[i] = 0;
-    }
-    memset(acc, 0, size_t(lanes * s.value_dim) * 4);
-    static_assert(kStateBlock % kAttendBlock == 0);  // so a step never leaves a block
-    for (int64_t begin = 0; begin < s.position + last; begin += kAttendBlock) {
-        const uint8_t* keys = key_at(begin);
-        const uint8_t* values =
-            s.values[begin / kStateBlock] + begin % kStateBlock * value_bytes + group * s.value_dim * element;
-        for (int64_t lane = 0; lane < lanes; ++lane) {
-            const int64_t t = first + lane / heads, h = first_head + lane % heads;
-            const int64_t n = lower(kAttendBlock, s.position + t + 1 - begin);
-            if (n <= 0) continue;
-            const float* q = s.q + (t * s.heads + h) * s.dim;
-            float high = -INFINITY;
-            for (int64_t j = 0; j < n; ++j) {
-                if (lane == 0) {  // the others find what the first one brought in
-                    const int64_t ahead = lower(begin + j + 8, s.position + last - 1);
-                    prefetch(key_at(ahead), s.dim * element);
-                    prefetch(values + j * value_bytes, s.value_dim * element);
-                }
-                share[j] = dot_kv(q, keys + j * key_bytes, s.dtype, s.dim) * s.scale;
-                high = share[j] > high ? share[j] : high;
-            }
-            const float before = top[lane], now = high > before ? high : before;
-            const float keep = before == -INFINITY ? 0.0f : sexp(before - now);
-            top[lane] = now;
-            each(n, share, [&](int64_t i, int m) { return vexp(vsub(vload_n(share + i, m), vset(now))); });
-            float total = 0;
-            for (int64_t j = 0; j < n; ++j) total += share[j];
-            sum[lane] = sum[lane] * keep + total;
-            float* a = acc + lane * s.value_dim;
-            each(s.value_dim, a, [&](int64_t i, int m) {
-                V v = vmul(vload_n(a + i, m), vset(keep));
-                const uint8_t* p = values;
-                for (int64_t j = 0; j < n; ++j, p += value_bytes)
-                    v = vfma(vset(share[j]), load_kv(p, s.dtype, i, m), v);
-                return v;
-            });
-        }
-    }
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-        float* out = s.out + ((first + lane / heads) * s.heads + first_head + lane % heads) * s.value_dim;
-        const V total = vset(sum[lane]);
-        each(s.value_dim, out, [&](int64_t i, int m) { return vdiv(vload_n(acc + lane * s.value_dim + i, m), total); });
-    }
-}
+namespace {
 
 // --- the machine's limits -------------------------------------------------------------------------------------------
 
@@ -437,84 +357,130 @@ int64_t multiply_only(int64_t rounds) {
 
 // --- gated delta net ------------------------------------------------------------------------------------------------
 
+// Channels side by side, so their weights are turned round first. A token's taps are the rows before it, so rows are taken in
+// order and a stretch of channels stays in the first-level cache.
 void convolve(const float* x, int64_t tokens, int64_t channels, const float* weight, int64_t width, float* state,
               int64_t first, int64_t last, float* y) {
-    const int64_t past = width - 1;
-    for (int64_t t = 0; t < tokens; ++t) {
-        for (int64_t c = first; c < last; ++c) {
-            float sum = 0;
-            for (int64_t tap = 0; tap < width; ++tap) {
-                const int64_t at = t + tap - past;
-                const float input = at < 0 ? state[(past + at) * channels + c] : x[at * channels + c];
-                sum = tap == 0 ? input * weight[c * width] : sum + input * weight[c * width + tap];
-            }
-            y[t * channels + c] = sum;
-        }
-        float* row = y + t * channels + first;
-        each(last - first, row, [&](int64_t i, int m) { return vsilu(vload_n(row + i, m)); });
+    constexpr int64_t kWeights = 4096;
+    static_assert(kWeights >= kMaxTaps * 16);
+    const int64_t past = width - 1, most = lower(256, kWeights / width);
+    float turned[kWeights];  // [width, most]
+    for (int64_t begin = first; begin < last; begin += most) {
+        const int64_t n = lower(most, last - begin);
+        for (int64_t c = 0; c < n; ++c)
+            for (int64_t tap = 0; tap < width; ++tap) turned[tap * most + c] = weight[(begin + c) * width + tap];
+        for (int64_t t = 0; t < tokens; ++t)
+            each(n, y + t * channels + begin, [&](int64_t c, int m) {
+                V sum = vset(0);
+                for (int64_t tap = 0; tap < width; ++tap) {
+                    const int64_t at = t + tap - past;
+                    const float* row = at < 0 ? state + (past + at) * channels : x + at * channels;
+                    const V product = vmul(vload_n(row + begin + c, m), vload_n(turned + tap * most + c, m));
+                    sum = tap == 0 ? product : vadd(sum, product);
+                }
+                return vsilu(sum);
+            });
     }
     for (int64_t slot = 0; slot < past; ++slot) {  // the last inputs, oldest first
         const int64_t at = tokens - past + slot;
-        for (int64_t c = first; c < last; ++c)
-            state[slot * channels + c] = at < 0 ? state[(past + at) * channels + c] : x[at * channels + c];
+        memmove(state + slot * channels + first, (at < 0 ? state + (past + at) * channels : x + at * channels) + first,
+                size_t(last - first) * 4);
     }
 }
 
-MF_INLINE void l2_normalize(const float* x, int64_t n, float gain, float* y) {
+MF_INLINE void l2_normalize(float* x, int64_t n, float gain) {
     const V s = vset(gain / sqrtf(dot(x, x, n) + 1e-6f));
-    each(n, y, [&](int64_t i, int m) { return vmul(vload_n(x + i, m), s); });
+    each(n, x, [&](int64_t i, int m) { return vmul(vload_n(x + i, m), s); });
+}
+
+void delta_keys(float* u, int64_t tokens, int64_t channels, int64_t key_heads, int64_t key_dim, int64_t key_head) {
+    const float gain = 1.0f / sqrtf(float(key_dim));
+    for (int64_t t = 0; t < tokens; ++t) {
+        l2_normalize(u + t * channels + key_head * key_dim, key_dim, gain);
+        l2_normalize(u + t * channels + (key_heads + key_head) * key_dim, key_dim, 1.0f);
+    }
 }
 
 // NV vectors of columns over all rows of a head's state: what it holds for k, the change towards v, what it gives for q.
-// The state is read once to be compared and once to be changed; the sums stay in registers.
-template <int NV>
+// The state is read once to be compared and once to be changed; the sums stay in registers, two chains each (rows in turn),
+// because a chain waits for its last product. What a column gives does not depend on how many go together. FAR: the state lies in
+// memory, not in the cache.
+template <int NV, bool FAR>
 MF_INLINE void delta_strip(float* state, int64_t rows, int64_t stride, int n, const float* q, const float* k, const float* v,
                            float decay, float beta, float* out) {
     const auto load = [n](const float* p, int j) { return NV > 1 ? vload(p + j * 16) : vload_n(p + j * 16, n); };
-    V sum[NV], change[NV];
-    for (int j = 0; j < NV; ++j) sum[j] = vset(0);
-    for (int64_t r = 0; r < rows; ++r) {
+    V sum[2][NV], change[NV];
+    const auto clear = [&] {
+        for (int j = 0; j < NV; ++j) sum[0][j] = sum[1][j] = vset(0);
+    };
+    const auto compare = [&](int64_t r, V* into) {
         const float* p = state + r * stride;
-        prefetch((const uint8_t*)(p + 8 * stride), NV * 64);
-        for (int j = 0; j < NV; ++j) sum[j] = vfma(vset(k[r]), load(p, j), sum[j]);
-    }
-    for (int j = 0; j < NV; ++j) {
-        change[j] = vmul(vsub(load(v, j), vmul(vset(decay), sum[j])), vset(beta));
-        sum[j] = vset(0);
-    }
-    for (int64_t r = 0; r < rows; ++r) {
+        if (FAR) prefetch((const uint8_t*)(p + 8 * stride), NV * 64);
+        for (int j = 0; j < NV; ++j) into[j] = vfma(vset(k[r]), load(p, j), into[j]);
+    };
+    const auto alter = [&](int64_t r, V* into) {
         float* p = state + r * stride;
         for (int j = 0; j < NV; ++j) {
             const V next = vfma(vset(k[r]), change[j], vmul(load(p, j), vset(decay)));
             if (NV > 1) vstore(p + j * 16, next);
             else vstore_n(p, next, n);
-            sum[j] = vfma(vset(q[r]), next, sum[j]);
+            into[j] = vfma(vset(q[r]), next, into[j]);
         }
+    };
+    clear();
+    int64_t r = 0;
+    for (; r + 2 <= rows; r += 2) {
+        compare(r, sum[0]);
+        compare(r + 1, sum[1]);
     }
+    if (r < rows) compare(r, sum[0]);
+    for (int j = 0; j < NV; ++j)
+        change[j] = vmul(vsub(load(v, j), vmul(vset(decay), vadd(sum[0][j], sum[1][j]))), vset(beta));
+    clear();
+    for (r = 0; r + 2 <= rows; r += 2) {
+        alter(r, sum[0]);
+        alter(r + 1, sum[1]);
+    }
+    if (r < rows) alter(r, sum[0]);
     for (int j = 0; j < NV; ++j) {
-        if (NV > 1) vstore(out + j * 16, sum[j]);
-        else vstore_n(out, sum[j], n);
+        if (NV > 1) vstore(out + j * 16, vadd(sum[0][j], sum[1][j]));
+        else vstore_n(out, vadd(sum[0][j], sum[1][j]), n);
     }
 }
 
-void delta_head(const DeltaSpan& s, int64_t head, float* work) {
+// All tokens over columns of a head's state, n of a lone vector.
+template <int NV, bool FAR>
+MF_INLINE void delta_columns(const DeltaSpan& s, int64_t head, int64_t first, int n, float* state, int64_t stride) {
     const int64_t dk = s.key_dim, dv = s.value_dim, key_head = head / (s.heads / s.key_heads);
-    float *q = work, *k = q + dk, *read = k + dk;
-    float* state = s.state + head * dk * dv;
-    const float gain = 1.0f / sqrtf(float(dk));
     for (int64_t t = 0; t < s.tokens; ++t) {
-        const float* u = s.u + t * s.channels;
-        l2_normalize(u + key_head * dk, dk, gain, q);
-        l2_normalize(u + (s.key_heads + key_head) * dk, dk, 1.0f, k);
-        const float* v = u + 2 * s.key_heads * dk + head * dv;
-        const float decay = s.decay[t * s.heads + head], beta = s.beta[t * s.heads + head];
-        int64_t i = 0;
-        for (; i + 128 <= dv; i += 128) delta_strip<8>(state + i, dk, dv, 128, q, k, v + i, decay, beta, read + i);
-        for (; i < dv; i += 16) delta_strip<1>(state + i, dk, dv, int(lower(16, dv - i)), q, k, v + i, decay, beta, read + i);
+        const float *u = s.u + t * s.channels, *v = u + 2 * s.key_heads * dk + head * dv + first;
+        delta_strip<NV, FAR>(state, dk, stride, n, u + key_head * dk, u + (s.key_heads + key_head) * dk, v,
+                        s.decay[t * s.heads + head], s.beta[t * s.heads + head], s.out + (t * s.heads + head) * dv + first);
+    }
+}
+
+// Columns of the state know nothing of each other. For few tokens they are taken as they lie in memory, for many a part at a
+// time, which is copied together so that it stays in the first-level cache from token to token.
+void delta_head(const DeltaSpan& s, int64_t head) {
+    constexpr int64_t kPart = 64, kMost = 128;
+    const int64_t dk = s.key_dim, dv = s.value_dim;
+    float* state = s.state + head * dk * dv;
+    int64_t i = 0;
+    if (s.tokens > 4 && dk <= kMost) {
+        alignas(64) float part[kMost * kPart];
+        for (; i + kPart <= dv; i += kPart) {
+            for (int64_t r = 0; r < dk; ++r) memcpy(part + r * kPart, state + r * dv + i, kPart * 4);
+            delta_columns<kPart / 16, false>(s, head, i, 16, part, kPart);
+            for (int64_t r = 0; r < dk; ++r) memcpy(state + r * dv + i, part + r * kPart, kPart * 4);
+        }
+    }
+    for (; i + 128 <= dv; i += 128) delta_columns<8, true>(s, head, i, 16, state + i, dv);
+    for (; i < dv; i += 16) delta_columns<1, true>(s, head, i, int(lower(16, dv - i)), state + i, dv);
+    for (int64_t t = 0; t < s.tokens; ++t) {
         float* out = s.out + (t * s.heads + head) * dv;
-        rms_norm(read, s.norm, s.eps, dv, out);
+        rms_norm(out, s.norm, s.eps, dv, out);
         const float* z = s.z + t * s.z_stride + head * dv;
-        each(dv, out, [&](int64_t i, int m) { return vmul(vload_n(out + i, m), vsilu(vload_n(z + i, m))); });
+        each(dv, out, [&](int64_t c, int m) { return vmul(vload_n(out + c, m), vsilu(vload_n(z + c, m))); });
     }
 }
 

@@ -27,6 +27,7 @@ Kernels make_table(const char* name) {
     k.multiply_only = multiply_only;
     k.attend = attend;
     k.convolve = convolve;
+    k.delta_keys = delta_keys;
     k.delta_head = delta_head;
     return k;
 }

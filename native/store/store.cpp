@@ -166,7 +166,8 @@ std::vector<Store::SlotView> Store::slots() const {
     for (int i = 0; i < options_.n_slots; ++i) {
         const Slot& s = slots_[size_t(i)];
         const int pins = residency_.pins(i);
-        views.push_back({s.layer, s.expert, pins, s.state == State::ready && pins ? "leased" : names[int(s.state)]});
+        const bool leased = s.state == State::ready && pins, failing = s.state == State::filling && s.error;
+        views.push_back({s.layer, s.expert, pins, leased ? "leased" : failing ? "failing" : names[int(s.state)]});
     }
     return views;
 }

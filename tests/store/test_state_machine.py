@@ -168,7 +168,7 @@ class StoreMachine(RuleBasedStateMachine):
             return False
         except BudgetError:
             assert wait
-            assert set(self.slots("empty", "ready", "filling")) == set()
+            assert set(self.slots("empty", "ready", "filling", "failing")) == set()
             return False
         assert not lease.failed
         assert set(ready) <= lease.left

@@ -12,7 +12,7 @@ from moeflux.models.spec import Attention, DeltaNet, Dense, Layer, Mixer, Mla, M
 from moeflux.runtime.slot_size import HUGE_PAGE, PAGE, round_up
 
 F32, POINTER = 4, 8
-ATTEND_TOKENS = ATTEND_HEADS = 8  # as in native/kernels.h
+ATTEND_TOKENS, ATTEND_HEADS, ATTEND_BLOCK, ATTEND_TURNED = 16, 8, 64, 32  # as in native/kernels.h
 LOOK_AHEAD_ROWS = 128  # as in native/stream.h
 WORKSPACE_BYTES = 2**20  # of one thread: kernels unpack rows there
 Use = tuple[str, int]  # buffer, bytes
@@ -59,7 +59,7 @@ def _mixer(mixer: Mixer, t: int, threads: int) -> Iterator[Use]:
             yield "kFirst", t * heads * dim * F32
             yield "kSecond", t * groups * dim * F32
             yield "kAngles", t * mixer.rope.dim * F32
-            yield "kThird", _attend(heads // groups, dim, threads)
+            yield "kThird", _attend(heads // groups, dim, dim, threads)
             yield "kRecords0", _records(t, heads * dim)
         case Mla(n_heads=heads, kv_rank=rank):
             yield "floats0", t * heads * (mixer.nope_dim + mixer.rope.dim) * F32
@@ -69,7 +69,7 @@ def _mixer(mixer: Mixer, t: int, threads: int) -> Iterator[Use]:
             yield "floats4", t * heads * rank * F32
             yield "kFirst", t * heads * mixer.latent_dim * F32
             yield "kAngles", t * mixer.rope.dim * F32
-            yield "kThird", _attend(heads, rank, threads)
+            yield "kThird", _attend(heads, mixer.latent_dim, rank, threads)
             yield "kRecords0", _records(t, max(mixer.q_rank or 0, heads * mixer.value_dim))
         case DeltaNet(n_value_heads=heads):
             values = heads * mixer.value_dim
@@ -80,7 +80,6 @@ def _mixer(mixer: Mixer, t: int, threads: int) -> Iterator[Use]:
             yield "floats4", t * values * F32
             yield "kFirst", t * mixer.channels * F32
             yield "kSecond", t * heads * 2 * F32
-            yield "kThird", threads * (2 * mixer.key_dim + mixer.value_dim + 16) * F32
             yield "kRecords0", _records(t, values)
             if mixer.fused:
                 yield "floats5", t * (mixer.channels + values) * F32
@@ -130,8 +129,9 @@ def _record(cols: int) -> int:
     return round_up(max(round_up(cols, 64) + cols // 32 * 8, pairs * (128 + 16)), 64)
 
 
-def _attend(heads: int, dim: int, threads: int) -> int:
-    return threads * (ATTEND_TOKENS * min(ATTEND_HEADS, heads) * (dim + 2) + 64 + 16) * F32
+def _attend(heads: int, dim: int, value_dim: int, threads: int) -> int:
+    lanes, wide = ATTEND_TOKENS * min(ATTEND_HEADS, heads), max(ATTEND_TURNED * dim, ATTEND_BLOCK * 32)
+    return threads * (lanes * (value_dim + ATTEND_BLOCK) + wide + 16) * F32
 
 
 def _resident(n: int) -> int:
