@@ -125,8 +125,7 @@ Machine::Inner Machine::lay_out(int64_t n_pairs, int64_t tokens, Experts ready, 
     return in;
 }
 
-void Machine::add_gates_and_ups(const Inner& in, const float* x, int64_t k) {
-    RecordKinds kinds(*this, x, in.tokens);
+void Machine::add_gates_and_ups(const Inner& in, RecordKinds& kinds, int64_t k) {
     if (in.n_pairs) {
         const auto *for_gate = kinds.of(*in.ready[0].gate), *for_up = kinds.of(*in.ready[0].up);
         for (int64_t p = 0; p < in.n_pairs; ++p) {
@@ -181,8 +180,9 @@ void Machine::activate(const Inner& in) {
 }
 
 void Machine::experts(const float* x, int64_t tokens, int64_t hidden, const int64_t* ids, int64_t k, Experts ready,
-                      const SharedExpert* shared, float* outputs, Matrices then) {
+                      const SharedExpert* shared, float* outputs, Matrices then, bool again) {
     const Call call(*this);
+    if (!again) inputs_.reset();
     const Inner in = lay_out(group_pairs(ids, tokens * k, ready), tokens, ready, shared);
     if (in.rows() == 0) return;
     for (int64_t p = 0; p < in.n_pairs; ++p) in.down_out[p] = outputs + pairs_[size_t(p)] * hidden;
@@ -194,7 +194,8 @@ void Machine::experts(const float* x, int64_t tokens, int64_t hidden, const int6
         add_downs(in);
         expect_pieces();
     }
-    add_gates_and_ups(in, x, k);
+    if (!inputs_) inputs_ = std::make_unique<RecordKinds>(*this, x, tokens);
+    add_gates_and_ups(in, *inputs_, k);
     run_pieces();
     activate(in);
     if (tokens == 1) expect(then);

@@ -146,7 +146,8 @@ void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t token
     const FirstMatrices then(after);
     bool first = true;
     for (Experts ready = source.next(); first || !ready.empty(); ready = source.next()) {
-        m.experts(h, tokens, l.hidden, ids, l.routing.k, ready, first && has_shared ? &shared : nullptr, outputs, then);
+        m.experts(h, tokens, l.hidden, ids, l.routing.k, ready, first && has_shared ? &shared : nullptr, outputs, then,
+                  !first);
         first = false;
     }
     m.combine(outputs, weights, tokens, l.routing.k, l.hidden, y);

@@ -29,6 +29,8 @@ Machine::Machine(int threads, const Kernels* kernels, bool exact, bool poison)
     for (int i = 0; i < threads; ++i) workspaces_.push_back(std::make_unique<Block>(k_->workspace_bytes()));
 }
 
+Machine::~Machine() = default;
+
 uint8_t* Machine::scratch(size_t which, size_t bytes) {
     auto& block = buffers_[which].block;
     buffers_[which].most = std::max(buffers_[which].most, bytes);

@@ -84,6 +84,7 @@ class Machine {
 public:
     class Call;  // holds the machine for as long as it lives
     Machine(int threads, const Kernels* kernels, bool exact, bool poison);
+    ~Machine();
 
     int threads() const { return pool_.size(); }
     const Kernels& kernels() const { return *k_; }
@@ -126,9 +127,10 @@ public:
     // False where a score is not finite.
     bool route(float* logits, const float* bias, int64_t tokens, const RouterShape& shape, int64_t* ids, float* weights);
     // Outputs of these experts, which must differ, for the tokens that chose them, into outputs [T, k, hidden]; and of the
-    // shared expert. May be called with some experts now and others later. `then`: matrices that follow.
+    // shared expert. May be called with some experts now and others later: `again`, if nothing but that call came before.
+    // `then`: matrices that follow.
     void experts(const float* x, int64_t tokens, int64_t hidden, const int64_t* ids, int64_t k, Experts ready,
-                 const SharedExpert* shared, float* outputs, Matrices then = {});
+                 const SharedExpert* shared, float* outputs, Matrices then = {}, bool again = false);
     // Seconds to read a buffer once with all threads, and integer multiply-adds per second of all threads together.
     double time_read(const uint8_t* p, size_t n);
     double multiply_rate();
@@ -167,7 +169,7 @@ private:
     class RecordKinds;
     int64_t group_pairs(const int64_t* ids, int64_t n, Experts ready);
     Inner lay_out(int64_t n_pairs, int64_t tokens, Experts ready, const SharedExpert* shared);
-    void add_gates_and_ups(const Inner& in, const float* x, int64_t k);
+    void add_gates_and_ups(const Inner& in, RecordKinds& kinds, int64_t k);
     void add_downs(const Inner& in);
     void activate(const Inner& in);
     void append(const float* row, int64_t n, Dtype dtype, uint8_t* to) const;
@@ -193,6 +195,7 @@ private:
     bool exact_, poison_;
     std::vector<std::unique_ptr<Block>> workspaces_;
     std::vector<Buffer> buffers_;
+    std::unique_ptr<RecordKinds> inputs_;  // of the experts that were called last
     std::vector<Piece> pieces_;
     int64_t chunks_ = 0;  // of all pieces
     std::vector<int64_t> pairs_, shares_, place_;  // of `experts`

@@ -1,8 +1,9 @@
 """A prompt that begins as an earlier one did: how long until its first token, cold, and from states in memory or on disk.
 
 The first prompt ends its last message but one where the second departs from it, as when an agent asks anew after the same
-system prompt, tools and history. All three ways must give the same bits, or it is an error. Before each, another prompt
-fills the memory with experts, as in a process that has run for a while.
+system prompt, tools and history. All three ways must give the same bits, or it is an error. Before each, another prompt fills
+the memory with experts, as in a process that has run for a while. Afterwards the sequence takes a step and goes back to a
+checkpoint a few times, which must not change a bit either.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from moeflux.session.session import Session, Usage
 
 WAYS = ("cold", "memory", "disk")
 WARM_UP = 512  # tokens of another prompt
+ACTS = ("checkpoint", "step", "restore")
+RETURNS = 5  # times that a sequence takes a step and goes back
 Say = Callable[[str], None]
 
 
@@ -37,6 +40,7 @@ class PrefixReport:
     shared: int
     seconds: dict[str, Samples]  # to the first token, by way
     usage: dict[str, Usage]
+    going_back: dict[str, Samples]  # seconds of a checkpoint, of a token after it, and of restoring it
     kept_bytes: int  # in memory, of both prompts' states
     plan: dict[str, Any]
 
@@ -52,6 +56,7 @@ class PrefixReport:
             **{f"{way}_s": list(self.seconds[way].values) for way in WAYS},
             **{f"{way}_computed": self.usage[way].computed for way in WAYS},
             **{f"{way}_ratio": list(self.ratio(way)) for way in WAYS[1:]},
+            **{f"{act}_ms": [1e3 * t for t in self.going_back[act].values] for act in ACTS},
             "kept_bytes": self.kept_bytes,
             **self.plan,
         }
@@ -63,6 +68,7 @@ def bench_prefix(
     """`config.prefixes` is what states may take in memory. The disk's are read by an engine that was opened anew."""
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     usage: dict[str, Usage] = {}
+    going_back: dict[str, list[float]] = {act: [] for act in ACTS}
     kept, plan = 0, dict[str, Any]()
     vocab = read_spec(read_config(config.model)).vocab
     for number in range(repeats):
@@ -78,8 +84,10 @@ def bench_prefix(
                 store = PrefixStore(engine, Limits(config.prefix_bytes), Path(kept_in))
                 Session(engine, store).sync(first, boundaries=(shared, tokens))
                 store.flush()  # the second prompt comes later
-                found, usage["memory"] = _ask(Session(engine, store), second, (shared, tokens), seconds["memory"])
+                session = Session(engine, store)
+                found, usage["memory"] = _ask(session, second, (shared, tokens), seconds["memory"])
                 _check("memory", expected, found)
+                _go_back(session, second[-1], going_back)
                 kept = store.ram_bytes
                 store.flush()
                 store.close()
@@ -92,8 +100,11 @@ def bench_prefix(
                 _check("disk", expected, found)
                 store.close()
             say(f"from disk, opened anew: {seconds['disk'][-1]:.2f} s, {usage['disk'].computed} tokens computed")
-    samples = {way: Samples(tuple(values)) for way, values in seconds.items()}
-    return PrefixReport(tokens, shared, samples, usage, kept, plan)
+    return PrefixReport(tokens, shared, _samples(seconds), usage, _samples(going_back), kept, plan)
+
+
+def _samples(seconds: dict[str, list[float]]) -> dict[str, Samples]:
+    return {name: Samples(tuple(values)) for name, values in seconds.items()}
 
 
 def _ask(session: Session, prompt: list[int], boundaries: tuple[int, ...], seconds: list[float]) -> tuple[Any, Usage]:
@@ -103,9 +114,24 @@ def _ask(session: Session, prompt: list[int], boundaries: tuple[int, ...], secon
     return session.logits, usage
 
 
+def _go_back(session: Session, token: int, seconds: dict[str, list[float]]) -> None:
+    position, steps = len(session.sequence), list[Any]()
+    acts: tuple[Callable[[], Any], ...] = (
+        session.sequence.checkpoint,
+        lambda: steps.append(session.advance(token).copy()),
+        lambda: session.sequence.restore(position),
+    )
+    for _ in range(RETURNS):
+        for name, act in zip(ACTS, acts, strict=True):
+            start = time.perf_counter()
+            act()
+            seconds[name].append(time.perf_counter() - start)
+        _check("the restored checkpoint", steps[0], steps[-1])
+
+
 def _check(way: str, expected: Any, found: Any) -> None:
     if not np.array_equal(expected, found):
-        raise NumericError(f"the logits from {way} are not those of the cold run")
+        raise NumericError(f"the logits from {way} are not those of the first run")
 
 
 def _warm_up(engine: Engine, stream: TokenStream) -> None:

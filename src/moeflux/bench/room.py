@@ -103,7 +103,7 @@ def _needs(config: EngineConfig, spec: ModelSpec, sizes: Sizes, used: int) -> Ne
 
 
 def _budget_for(n_slots: int, needs: Needs) -> int:
-    """The smallest that holds so many experts, or close to it: larger chunks make steps where more budget holds fewer."""
+    """The smallest that holds so many experts, and so does a little more: larger chunks make steps where more holds fewer."""
     wanted = min(max(n_slots, needs.fewest_slots), needs.sizes.n_experts)
 
     def holds(budget: int) -> bool:
@@ -113,4 +113,7 @@ def _budget_for(n_slots: int, needs: Needs) -> int:
     while high - low > MIB:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
+    most = needs.resident_budget + ROUNDING
+    while high < most and not (holds(high) and holds(high + 2 * ROUNDING)):
+        high += ROUNDING
     return high + ROUNDING  # what the process uses has grown by the time that the engine plans

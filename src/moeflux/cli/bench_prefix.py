@@ -49,5 +49,7 @@ def prefix(
     ]  # fmt: skip
     print_table(("", "seconds", "tokens computed", "times faster"), rows)
     print_notes(f"states kept in memory: {format_bytes(d['kept_bytes'])}")
+    times = {act: f"{1e3 * min(s.values):.1f} / {1e3 * s.median:.1f} ms" for act, s in report.going_back.items()}
+    print_notes(f"a checkpoint {times['checkpoint']}, the next token {times['step']}, restoring {times['restore']}")
     about = {"model": str(model.name), "routing": routing}
     print(json.dumps({"bench": "prefix", **about, **d}))
