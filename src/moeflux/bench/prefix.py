@@ -1,9 +1,9 @@
 """A prompt that begins as an earlier one did: how long until its first token, cold, and from states in memory or on disk.
 
 The first prompt ends its last message but one where the second departs from it, as when an agent asks anew after the same
-system prompt, tools and history. All three ways must give the same bits, or it is an error. Before each, another prompt fills
-the memory with experts, as in a process that has run for a while. Afterwards the sequence takes a step and goes back to a
-checkpoint a few times, which must not change a bit either.
+system prompt, tools and history. All three ways must give the same bits, or it is an error. Before each, another prompt
+fills the memory with experts, as in a process that has run for a while. Afterwards the sequence takes a step and goes back
+to a checkpoint a few times, which must not change a bit either.
 """
 
 from __future__ import annotations
