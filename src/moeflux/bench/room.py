@@ -103,7 +103,7 @@ def _needs(config: EngineConfig, spec: ModelSpec, sizes: Sizes, used: int) -> Ne
 
 
 def _budget_for(n_slots: int, needs: Needs) -> int:
-    """The smallest that holds so many experts, as a little more does too: larger chunks make steps where more holds fewer."""
+    """The smallest that holds so many experts, as a little more does too: where chunks get larger, more holds fewer."""
     wanted = min(max(n_slots, needs.fewest_slots), needs.sizes.n_experts)
 
     def holds(budget: int) -> bool:
