@@ -66,41 +66,65 @@ def bench_prefix(
     config: EngineConfig, tokens: int, shared: int, repeats: int, routing: str, folder: Path | None, say: Say
 ) -> PrefixReport:
     """`config.prefixes` is what states may take in memory. The disk's are read by an engine that was opened anew."""
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    usage: dict[str, Usage] = {}
-    going_back: dict[str, list[float]] = {act: [] for act in ACTS}
-    kept, plan = 0, dict[str, Any]()
+    runs = _Runs(config, tokens, shared)
     vocab = read_spec(read_config(config.model)).vocab
     for number in range(repeats):
         with tempfile.TemporaryDirectory(prefix="moeflux-prefixes-", dir=folder) as kept_in:
             stream = TokenStream(routing, vocab, number)
             first = stream.take(tokens)
             second = [*first[:shared], *stream.take(tokens - shared)]
-            with Engine(config) as engine:
-                plan = {"share": engine.plan.share, "chunk_tokens": engine.plan.chunk_tokens}
-                _warm_up(engine, stream)
-                expected, usage["cold"] = _ask(Session(engine, None, None), second, (), seconds["cold"])
-                say(f"repeat {number + 1} of {repeats}, cold: {seconds['cold'][-1]:.2f} s")
-                store = PrefixStore(engine, Limits(config.prefix_bytes), Path(kept_in))
-                Session(engine, store).sync(first, boundaries=(shared, tokens))
-                store.flush()  # the second prompt comes later
-                session = Session(engine, store)
-                found, usage["memory"] = _ask(session, second, (shared, tokens), seconds["memory"])
-                _check("memory", expected, found)
-                _go_back(session, second[-1], going_back)
-                kept = store.ram_bytes
-                store.flush()
-                store.close()
-            say(f"from memory: {seconds['memory'][-1]:.2f} s, {usage['memory'].computed} tokens computed")
-            with Engine(config) as engine:
-                store = PrefixStore(engine, Limits(config.prefix_bytes), Path(kept_in))
-                _warm_up(engine, stream)
-                store.drop(second)  # what the run before kept of it
-                found, usage["disk"] = _ask(Session(engine, store), second, (shared, tokens), seconds["disk"])
-                _check("disk", expected, found)
-                store.close()
-            say(f"from disk, opened anew: {seconds['disk'][-1]:.2f} s, {usage['disk'].computed} tokens computed")
-    return PrefixReport(tokens, shared, _samples(seconds), usage, _samples(going_back), kept, plan)
+            expected = runs.in_memory(stream, first, second, Path(kept_in))
+            say(f"repeat {number + 1} of {repeats}, cold: {runs.seconds['cold'][-1]:.2f} s")
+            say(f"from memory: {runs.seconds['memory'][-1]:.2f} s, {runs.usage['memory'].computed} tokens computed")
+            runs.from_disk(stream, second, Path(kept_in), expected)
+            say(f"from disk, opened anew: {runs.seconds['disk'][-1]:.2f} s, {runs.usage['disk'].computed} tokens computed")
+    return runs.report()
+
+
+class _Runs:
+    """Engines one after the other; what one of them needed is gone when the next one plans its memory."""
+
+    def __init__(self, config: EngineConfig, tokens: int, shared: int) -> None:
+        self.config, self.tokens, self.shared = config, tokens, shared
+        self.seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+        self.going_back: dict[str, list[float]] = {act: [] for act in ACTS}
+        self.usage: dict[str, Usage] = {}
+        self.kept_bytes = 0
+        self.plan: dict[str, Any] = {}
+
+    def in_memory(self, stream: TokenStream, first: list[int], second: list[int], kept_in: Path) -> Any:
+        """The logits of the cold run."""
+        boundaries = (self.shared, self.tokens)
+        with Engine(self.config) as engine:
+            self.plan = {"share": engine.plan.share, "chunk_tokens": engine.plan.chunk_tokens}
+            _warm_up(engine, stream)
+            expected, self.usage["cold"] = _ask(Session(engine, None, None), second, (), self.seconds["cold"])
+            store = PrefixStore(engine, Limits(self.config.prefix_bytes), kept_in)
+            Session(engine, store).sync(first, boundaries=boundaries)
+            store.flush()  # the second prompt comes later
+            session = Session(engine, store)
+            found, self.usage["memory"] = _ask(session, second, boundaries, self.seconds["memory"])
+            _check("memory", expected, found)
+            _go_back(session, second[-1], self.going_back)
+            self.kept_bytes = store.ram_bytes
+            store.flush()
+            store.close()
+        return expected
+
+    def from_disk(self, stream: TokenStream, second: list[int], kept_in: Path, expected: Any) -> None:
+        with Engine(self.config) as engine:
+            store = PrefixStore(engine, Limits(self.config.prefix_bytes), kept_in)
+            _warm_up(engine, stream)
+            store.drop(second)  # what the run before kept of it
+            found, self.usage["disk"] = _ask(
+                Session(engine, store), second, (self.shared, self.tokens), self.seconds["disk"]
+            )
+            _check("disk", expected, found)
+            store.close()
+
+    def report(self) -> PrefixReport:
+        times, back = _samples(self.seconds), _samples(self.going_back)
+        return PrefixReport(self.tokens, self.shared, times, self.usage, back, self.kept_bytes, self.plan)
 
 
 def _samples(seconds: dict[str, list[float]]) -> dict[str, Samples]:

@@ -23,6 +23,7 @@ from moeflux.runtime.sizes import Sizes, measure
 from moeflux.runtime.slot_size import PAGE
 
 MIB = 2**20
+SPARE = 128 * MIB
 BUFFER_BYTES = 2**28  # that is read to know how fast memory is
 
 
@@ -103,7 +104,10 @@ def _needs(config: EngineConfig, spec: ModelSpec, sizes: Sizes, used: int) -> Ne
 
 
 def _budget_for(n_slots: int, needs: Needs) -> int:
-    """The smallest that holds so many experts, as a little more does too: where chunks get larger, more holds fewer."""
+    """The smallest that holds so many experts, as a little more does too: where chunks get larger, more holds fewer.
+
+    What the process uses when the engine plans differs from now, by at most `SPARE` as has been seen.
+    """
     wanted = min(max(n_slots, needs.fewest_slots), needs.sizes.n_experts)
 
     def holds(budget: int) -> bool:
@@ -114,6 +118,6 @@ def _budget_for(n_slots: int, needs: Needs) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     most = needs.resident_budget + ROUNDING
-    while high < most and not (holds(high) and holds(high + 2 * ROUNDING)):
-        high += ROUNDING
-    return high + ROUNDING  # what the process uses has grown by the time that the engine plans
+    while high < most and not all(holds(high + more) for more in range(0, SPARE, SPARE // 8)):
+        high += SPARE // 8
+    return high + ROUNDING

@@ -10,7 +10,7 @@ import typer
 
 from moeflux.api import Engine
 from moeflux.bench.room import MemoryUse, make_room
-from moeflux.bench.speed import SpeedRow, bench_decode, bench_prefill
+from moeflux.bench.speed import WARM_UP, SpeedRow, bench_decode, bench_prefill
 from moeflux.bench.streaming import Streaming
 from moeflux.cli.options import Isa, Model, Ram, Repeats, Threads, Trace
 from moeflux.cli.progress import byte_bar
@@ -48,7 +48,7 @@ def decode(
 ) -> None:
     """Decode speed, token by token; cold where experts are streamed."""
     check_trace(trace)
-    n = context + tokens * (repeats + 1)
+    n = context + max(WARM_UP, tokens) + tokens * repeats
     kept = {"ram": ram, "slots": slots, "hints": hints, "policy": policy, "reader": reader}
     room = make_room(_config(model, context=n, threads=threads, isa=isa, **kept), share)
     with byte_bar("loading") as progress, Engine(room.config, progress) as engine:
