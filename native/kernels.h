@@ -1,5 +1,5 @@
 // The table of kernels: one per instruction set, chosen once at start. A kernel runs on the calling thread over a range
-// that it is given; ops.cpp cuts the work. None allocates.
+// that it is given; machine, mixers and experts cut the work. None allocates.
 //
 // Exactness: what a kernel computes for one (row, token) or (head, token) never depends on the range it was called with
 // or on how many tokens came along.

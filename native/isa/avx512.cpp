@@ -4,6 +4,7 @@
 #if defined(__AVX512VNNI__)
 #include "impl.h"
 #include "affine4_avx512.h"
+#include "affine8_avx512.h"
 
 namespace {
 
