@@ -22,7 +22,13 @@ enum Buffers : size_t {
 // Records of x in every layout that some matrix wants; made when first asked for.
 class Machine::RecordKinds {
 public:
+    explicit RecordKinds(Machine& m) : m_(m) {}
     RecordKinds(Machine& m, const float* x, int64_t tokens) : m_(m), x_(x), tokens_(tokens) {}
+    void start(const float* x, int64_t tokens) {
+        x_ = x;
+        tokens_ = tokens;
+        n_ = 0;
+    }
     const uint8_t* const* of(const Matrix& w) {
         const Layout wanted = m_.layout(w);
         for (size_t i = 0; i < n_; ++i)
@@ -40,8 +46,8 @@ private:
         const uint8_t* const* records;
     };
     Machine& m_;
-    const float* x_;
-    int64_t tokens_;
+    const float* x_ = nullptr;
+    int64_t tokens_ = 0;
     Made made_[kMost];
     size_t n_ = 0;
 };

@@ -182,7 +182,7 @@ void Machine::activate(const Inner& in) {
 void Machine::experts(const float* x, int64_t tokens, int64_t hidden, const int64_t* ids, int64_t k, Experts ready,
                       const SharedExpert* shared, float* outputs, Matrices then, bool again) {
     const Call call(*this);
-    if (!again) inputs_.reset();
+    if (!again) inputs_->start(x, tokens);
     const Inner in = lay_out(group_pairs(ids, tokens * k, ready), tokens, ready, shared);
     if (in.rows() == 0) return;
     for (int64_t p = 0; p < in.n_pairs; ++p) in.down_out[p] = outputs + pairs_[size_t(p)] * hidden;
@@ -194,7 +194,6 @@ void Machine::experts(const float* x, int64_t tokens, int64_t hidden, const int6
         add_downs(in);
         expect_pieces();
     }
-    if (!inputs_) inputs_ = std::make_unique<RecordKinds>(*this, x, tokens);
     add_gates_and_ups(in, *inputs_, k);
     run_pieces();
     activate(in);

@@ -25,7 +25,7 @@ int64_t rows_per_chunk(const Matrix& m, int64_t tokens, int threads) {
 }  // namespace
 
 Machine::Machine(int threads, const Kernels* kernels, bool exact, bool poison)
-    : pool_(threads), k_(kernels), exact_(exact), poison_(poison), buffers_(kBuffers) {
+    : pool_(threads), k_(kernels), exact_(exact), poison_(poison), buffers_(kBuffers), inputs_(std::make_unique<RecordKinds>(*this)) {
     for (int i = 0; i < threads; ++i) workspaces_.push_back(std::make_unique<Block>(k_->workspace_bytes()));
 }
 
