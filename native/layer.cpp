@@ -171,7 +171,7 @@ int64_t run_layers(Machine& m, std::span<const Step> steps, float* x, int64_t to
             source.meanwhile(i, x, tokens);
         }
         run_ffn(m, l, x, h, tokens, ids, weights, source, i + 1 < steps.size() ? steps[i + 1].layer : nullptr);
-        if (l.moe()) source.end();
+        if (l.moe()) source.end(x, tokens);
     }
     return -1;
 }

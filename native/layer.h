@@ -49,7 +49,8 @@ public:
     // Called after `begin`, when reads are under way: x [T, hidden] as it is between mixer and experts.
     virtual void meanwhile(size_t, const float*, int64_t) {}
     virtual Experts next() = 0;
-    virtual void end() = 0;
+    // `x`: the hidden states behind the layer.
+    virtual void end(const float* x, int64_t tokens) = 0;
 };
 
 struct Step {

@@ -40,9 +40,9 @@ Codec codec_of(const std::string& name) {
 }
 
 void add_component(ExpertLayer& layer, const std::string& projection, const std::string& part, const std::string& dtype,
-                   int64_t bytes, Ids files, Ids offsets) {
+                   int64_t bytes, Ids files, Ids offsets, bool kept) {
     require(int64_t(files.size()) == layer.n_experts && files.size() == offsets.size(), "one extent per expert");
-    Component component{projection, part, scalar_of(dtype), bytes, {}};
+    Component component{projection, part, scalar_of(dtype), bytes, {}, kept};
     for (size_t i = 0; i < files.size(); ++i) component.extents.push_back({int(files.data()[i]), offsets.data()[i], bytes});
     layer.components.push_back(std::move(component));
 }
@@ -217,7 +217,7 @@ void bind_store(nb::module_& m) {
     nb::class_<ExpertLayer>(m, "ExpertLayer", "The experts of one layer: components at extents, and three matrices.")
         .def("__init__", [](ExpertLayer* self, int64_t n_experts) { new (self) ExpertLayer{n_experts, {}, {}, {}, {}}; })
         .def("component", &add_component, nb::arg("projection"), nb::arg("part"), nb::arg("dtype"), nb::arg("n_bytes"),
-             nb::arg("files"), nb::arg("offsets"))
+             nb::arg("files"), nb::arg("offsets"), nb::arg("kept") = false)
         .def("matrix", &set_matrix, nb::arg("name"), nb::arg("rows"), nb::arg("cols"), nb::arg("codec"), nb::arg("dtype"),
              nb::arg("bits"), nb::arg("group"), nb::arg("block"), nb::arg("weight"), nb::arg("scales"), nb::arg("biases"));
     nb::class_<Store>(m, "Store", "Routed experts behind a fixed number of slots.")

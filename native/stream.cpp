@@ -82,8 +82,8 @@ void Stream::count_foreseen(size_t layer, const int64_t* ids, int64_t n) {
     guesses.clear();
 }
 
-// Decode: the next layer, which is known best, and one further away, whose reads get more time; those in between had their
-// turn before. A prompt: the next layer, once its own experts all have slots (see hint_ahead).
+// Decode: the next layer, and one further away, whose reads get more time; those in between had their turn before. The next
+// layer is looked at again when this one has ended (`end`): what is seen then is nearly always right. A prompt: the next layer, once its own experts all have slots (see hint_ahead).
 void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
     if (!foresee_ || !hints()) return;
     if (sweep_) {
@@ -91,14 +91,13 @@ void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
         if (after && after->moe()) look_ahead(layer + 1, x, tokens, after->routing.k);
         return;
     }
-    foresee(layer + 1, x, tokens, true);
-    if (reach_.depth() > 1) foresee(layer + size_t(reach_.depth()), x, tokens, false);
+    foresee(layer + 1, x, tokens, reach_.width(), true);
+    if (reach_.depth() > 1) foresee(layer + size_t(reach_.depth()), x, tokens, (reach_.width() + 1) / 2, false);
 }
 
-void Stream::foresee(size_t layer, const float* x, int64_t tokens, bool soon) {
+void Stream::foresee(size_t layer, const float* x, int64_t tokens, int64_t width, bool soon) {
     if (layer >= steps_.size() || !steps_[layer].layer->moe()) return;
-    const int64_t wide = soon ? reach_.width() : (reach_.width() + 1) / 2;
-    const int64_t width = std::min<int64_t>(wide, steps_[layer].layer->routing.experts);
+    width = std::min(width, steps_[layer].layer->routing.experts);
     if (options_.lookahead && look_ahead(layer, x, tokens, width))
         store_->hint(int(layer), guesses_[layer].data(), int64_t(guesses_[layer].size()), false, soon);
     const auto& last = previous_[layer];
@@ -151,9 +150,10 @@ Experts Stream::next() {
     return ready_;
 }
 
-void Stream::end() {
+void Stream::end(const float* x, int64_t tokens) {
     lease_ = Lease();
     if (sweep_) hint_ahead();
+    else if (foresee_ && hints()) foresee(layer_ + 1, x, tokens, options_.most, true);
 }
 
 }  // namespace moeflux

@@ -20,14 +20,14 @@ class Reach {
 public:
     explicit Reach(int most) : most_(most), width_(most) {}
 
-    int width() const { return width_; }  // of the next layer; of one further away, half of it: the likeliest are right most often
+    int width() const { return width_; }  // of the next layer when this one begins; further away half of it
     int depth() const { return depth_; }
     // After a token: hints that were issued and that were asked for, the share of the readers' time in which they had nothing
     // to read, and the share of the time that the token waited for experts.
     void learn(int64_t issued, int64_t useful, double idle, double stalled);
 
 private:
-    int sure() const { return (most_ * 5 + 7) / 8; }  // of a router's guesses, in order, are hardly ever wrong
+    int sure() const { return (most_ + 1) / 2; }  // of a router's guesses, in order, are hardly ever wrong
     static constexpr int kWindow = 8;    // tokens between decisions
     static constexpr int kProbe = 8;     // windows without hints before the next probe
     static constexpr int kDeepest = 4;
@@ -66,7 +66,7 @@ public:
     void begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) override;
     void meanwhile(size_t layer, const float* x, int64_t tokens) override;
     Experts next() override;
-    void end() override;
+    void end(const float* x, int64_t tokens) override;
 
     const Reach& reach() const { return reach_; }
     // Of the layers for which there was a guess: experts named, experts asked for, and those that were both.
@@ -82,7 +82,7 @@ private:
     void start(std::span<const Step> steps);
     void finish();
     bool hints() const { return sweep_ ? options_.lookahead : reach_.width() > 0; }
-    void foresee(size_t layer, const float* x, int64_t tokens, bool soon);
+    void foresee(size_t layer, const float* x, int64_t tokens, int64_t width, bool soon);
     bool look_ahead(size_t layer, const float* x, int64_t tokens, int64_t k);
     void hint_ahead();
     void count_foreseen(size_t layer, const int64_t* ids, int64_t n);

@@ -1,5 +1,6 @@
 #include "experts.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace moeflux {
@@ -36,6 +37,8 @@ void check_matrix(const ExpertLayer& layer, const ExpertMatrix& m) {
 void check_layer(const ExpertLayer& layer, int n_files) {
     if (layer.n_experts == 0) return;
     require(!layer.components.empty() && layer.components.size() <= 9, "an expert has one to nine components");
+    require(std::any_of(layer.components.begin(), layer.components.end(), [](const Component& c) { return !c.kept; }),
+            "an expert needs a component that is not kept");
     for (const Component& component : layer.components) {
         require(component.bytes > 0, "an empty component");
         require(int64_t(component.extents.size()) == layer.n_experts, "one extent per expert");

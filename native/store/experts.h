@@ -15,6 +15,7 @@ struct Component {
     Scalar type = Scalar::integer;
     int64_t bytes = 0;
     std::vector<Extent> extents;  // one per expert
+    bool kept = false;            // stays in memory, outside slots, once it was read
 };
 
 // Where an array of a matrix begins: in which component, and how far into it.

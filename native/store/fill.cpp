@@ -12,10 +12,23 @@ std::string file_name(const std::string& path) { return path.substr(path.find_la
 
 }  // namespace
 
-uint8_t* Store::component(int i, int component) const {
-    const Slot& s = slots_[size_t(i)];
-    const Extent& extent = layer(s.layer).components[size_t(component)].extents[size_t(s.expert)];
-    return place(memory_->slot(i), layouts_[size_t(s.layer)].regions[size_t(component)], extent);
+uint8_t* Store::component(const Arena& memory, int slot, int layer, int expert, int component) const {
+    const Component& of = this->layer(layer).components.at(size_t(component));
+    if (!of.kept) return place(memory.slot(slot), layouts_[size_t(layer)].regions[size_t(component)], of.extents[size_t(expert)]);
+    const KeptLayout& kept = kept_layouts_[size_t(layer)];
+    return memory.kept(layer) + expert * kept.bytes + kept.starts[size_t(component)];
+}
+
+bool Store::there(int layer, int expert, int component) const {
+    return kept_[size_t(layer)][size_t(expert)] >> component & 1;
+}
+
+void Store::keep(const Job& job) {
+    if (there(job.layer, job.expert, job.component)) return;  // another slot's read of it came first
+    std::memcpy(component(*memory_, job.slot, job.layer, job.expert, job.component), job.to, size_t(job.extent.length));
+    auto& bits = kept_[size_t(job.layer)][size_t(job.expert)];
+    bits = uint16_t(bits | 1u << job.component);
+    bytes_resident_ += job.extent.length;
 }
 
 int Store::take_slot(int layer, int expert, Why why, bool desperate) {
@@ -34,18 +47,20 @@ void Store::fill(int i, int layer, int expert, Priority priority) {
     s.state = State::filling;
     s.layer = layer;
     s.expert = expert;
-    s.left = int(of.components.size());
-    s.running = 0;
+    s.left = s.running = 0;
     s.hint_read = priority != Priority::demand;
     s.hint_tick = residency_.tick();
     s.error.reset();
     if (priority == Priority::hint) hinted_.push_back(i);
     if (priority == Priority::soon) hinted_.push_front(i);
     const uint8_t* begins[9];
-    for (int c = 0; c < s.left; ++c) {
-        begins[c] = component(i, c);
+    for (int c = 0; c < int(of.components.size()); ++c) {
+        begins[c] = component(*memory_, i, layer, expert, c);
+        if (there(layer, expert, c)) continue;
         queue_.push(job(i, c), priority);
+        ++s.left;
     }
+    s.todo = s.left;
     s.gate = look_into(of.gate, begins);
     s.up = look_into(of.up, begins);
     s.down = look_into(of.down, begins);
@@ -115,8 +130,9 @@ std::optional<Job> Store::take(std::chrono::nanoseconds patience) {
     job.layer = s.layer;
     job.expert = s.expert;
     job.extent = component.extents[size_t(s.expert)];
-    job.to = this->component(i, c);
-    job.in_place = in_place(layouts_[size_t(s.layer)].regions[size_t(c)], job.extent);
+    if (component.kept) job.own = std::make_unique_for_overwrite<uint8_t[]>(size_t(component.bytes));
+    job.to = component.kept ? job.own.get() : this->component(*memory_, i, s.layer, s.expert, c);
+    job.in_place = !component.kept && in_place(layouts_[size_t(s.layer)].regions[size_t(c)], job.extent);
     job.hint = hinted_.has(i);
     job.type = component.type;
     job.file = files_[size_t(job.extent.file)].get();
@@ -143,6 +159,7 @@ void Store::finish(const Job& job, const ReadResult& result, const std::string& 
     (s.hint_read ? stats_.bytes_hint : stats_.bytes_demand) += result.done;
     if (result.fell_back) notes_.push_back(job.file->path() + ": direct reads are refused; it is read through the page cache");
     if (closed_) return;
+    if (job.own && !error) keep(job);
     if (error && !s.error) {
         s.error = std::move(error);
         doom(job.slot);

@@ -23,4 +23,11 @@ SlotLayout::SlotLayout(const std::vector<int64_t>& sizes, bool direct) : regions
     bytes = round_up(bytes, direct ? kPage : kLine);
 }
 
+KeptLayout::KeptLayout(const std::vector<int64_t>& sizes) {
+    for (const int64_t size : sizes) {
+        starts.push_back(bytes);
+        bytes += round_up(size, kLine);
+    }
+}
+
 }  // namespace moeflux

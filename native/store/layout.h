@@ -24,10 +24,18 @@ struct Region {
 };
 
 struct SlotLayout {
-    std::vector<Region> regions;  // one per component
+    std::vector<Region> regions;  // one per component; those of size 0 lie elsewhere
     int64_t bytes = 0;            // of the slot; a multiple of a page for direct reads
 
     SlotLayout(const std::vector<int64_t>& sizes, bool direct);
+};
+
+// Where the kept components of a layer's experts lie, side by side for each expert.
+struct KeptLayout {
+    std::vector<int64_t> starts;  // one per component
+    int64_t bytes = 0;            // of one expert; 0: nothing is kept
+
+    explicit KeptLayout(const std::vector<int64_t>& sizes);  // 0: not kept
 };
 
 // Whether this extent is read in place. Kernels want their numbers where a number of that type may lie.

@@ -63,8 +63,7 @@ const uint8_t* Lease::bytes(int64_t expert, int component) const {
     const std::lock_guard lock(store_->mutex_);
     LeaseState::Want* want = state_->find(expert);
     if (!want || want->step != Step::handed) throw std::invalid_argument("an expert that this lease does not hold");
-    const Extent& extent = store_->layer(state_->layer).components.at(size_t(component)).extents[size_t(expert)];
-    return place(state_->memory->slot(want->slot), store_->layouts_[size_t(state_->layer)].regions[size_t(component)], extent);
+    return store_->component(*state_->memory, want->slot, state_->layer, int(expert), component);
 }
 
 }  // namespace moeflux

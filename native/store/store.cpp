@@ -1,6 +1,7 @@
 #include "store.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -23,11 +24,14 @@ int max_components(const std::vector<ExpertLayer>& layers) {
     return int(n);
 }
 
-std::vector<int64_t> sizes(const ExpertLayer& layer) {
+// Of the components that are kept, or of those that are not; 0 for the others.
+std::vector<int64_t> sizes(const ExpertLayer& layer, bool kept) {
     std::vector<int64_t> result;
-    for (const Component& component : layer.components) result.push_back(component.bytes);
+    for (const Component& component : layer.components) result.push_back(component.kept == kept ? component.bytes : 0);
     return result;
 }
+
+int64_t sum(const std::vector<int64_t>& values) { return std::accumulate(values.begin(), values.end(), int64_t(0)); }
 
 StoreOptions checked(StoreOptions options) {
     if (options.n_slots < 1) throw std::invalid_argument("a store needs at least one slot");
@@ -55,21 +59,23 @@ Store::Store(StoreOptions options)
       hinted_(options_.n_slots),
       slots_(size_t(options_.n_slots)),
       marks_(size_t(max_experts(options_.layers))) {
+    std::vector<int64_t> kept_bytes;
     for (const ExpertLayer& layer : options_.layers) {
-        const std::vector<int64_t> each = sizes(layer);
-        layouts_.emplace_back(each, options_.direct);
+        const std::vector<int64_t> in_slot = sizes(layer, false), kept = sizes(layer, true);
+        layouts_.emplace_back(in_slot, options_.direct);
         slot_bytes_ = std::max(slot_bytes_, layouts_.back().bytes);
-        int64_t bytes = 0;
-        for (const int64_t size : each) bytes += size;
-        expert_bytes_.push_back(bytes);
-        n_bytes_ += bytes * int64_t(layer.n_experts);
+        kept_layouts_.emplace_back(kept);
+        kept_bytes.push_back(kept_layouts_.back().bytes * layer.n_experts);
+        kept_.emplace_back(size_t(layer.n_experts));
+        expert_bytes_.push_back(sum(in_slot));
+        n_bytes_ += (sum(in_slot) + sum(kept)) * layer.n_experts;
     }
     for (const std::string& path : options_.paths) {
         files_.push_back(std::make_unique<File>(path, options_.direct));
         if (options_.direct && files_.back()->direct_descriptor() < 0)
             notes_.push_back(path + ": its file system has no direct reads; it is read through the page cache");
     }
-    memory_ = std::make_shared<const Arena>(options_.n_slots, slot_bytes_);
+    memory_ = std::make_shared<const Arena>(options_.n_slots, slot_bytes_, kept_bytes);
     wanted_.reserve(marks_.size());
 }
 

@@ -7,6 +7,9 @@
 //   3. A slot becomes ready under the mutex, after its last reader has written its last byte and come back for the mutex.
 //      Whoever sees it ready, under the mutex, sees the bytes.
 //   4. A lease pins under the same mutex, and its owner unpins it only when it will not look again.
+// What is kept of an expert outside its slot (its scales, where there is memory for those of all experts) is read once: a reader
+// fills memory of its own, which is copied under the mutex if nobody else's was before. From then on it never changes, and
+// filling a slot with this expert reads the rest only.
 // A read that fails never becomes ready: the slot stays with the leases that wait for it until they have seen the error, and
 // then is empty; the expert can meanwhile be asked for anew and gets another slot.
 //
@@ -64,6 +67,7 @@ struct Job {
     File* file = nullptr;
     std::chrono::steady_clock::time_point start;
     std::shared_ptr<const Arena> memory;
+    std::unique_ptr<uint8_t[]> own;  // `to`, of what is kept outside slots
 };
 
 // Permission to read slots. Movable; gives everything back when it dies. One thread at a time uses a lease.
@@ -143,7 +147,8 @@ private:
     struct Slot {
         State state = State::empty;
         int layer = -1, expert = -1;  // of the bytes in it, also when it is detached
-        int left = 0, running = 0;    // components not there yet; being read
+        int todo = 0;                 // components that it was filled with, of which
+        int left = 0, running = 0;    // so many are not there yet; are being read
         bool hint_read = false;       // was first wanted by a hint
         int64_t hint_tick = 0;
         std::unique_ptr<StoreError> error;
@@ -164,11 +169,13 @@ private:
         if (n_idle_ && !queue_.empty()) work_.notify_one();
     }
     int64_t expert_bytes(int layer) const { return expert_bytes_[size_t(layer)]; }
-    uint8_t* component(int slot, int component) const;
+    uint8_t* component(const Arena& memory, int slot, int layer, int expert, int component) const;
+    bool there(int layer, int expert, int component) const;  // kept, and was read
+    void keep(const Job& job);
     // Slots (fill.cpp).
     int take_slot(int layer, int expert, Why why, bool desperate);
     void fill(int slot, int layer, int expert, Priority priority);
-    bool untouched(const Slot& s) const { return s.running == 0 && s.left == int(layer(s.layer).components.size()); }
+    bool untouched(const Slot& s) const { return s.running == 0 && s.left == s.todo; }
     void unqueue(int slot);
     void cancel(int slot);
     bool cancel_a_hint();
@@ -196,7 +203,8 @@ private:
     int n_components_ = 0;  // of the layer with most
     int64_t slot_bytes_ = 0;
     std::vector<SlotLayout> layouts_;  // by layer
-    std::vector<int64_t> expert_bytes_;
+    std::vector<KeptLayout> kept_layouts_;
+    std::vector<int64_t> expert_bytes_;  // in a slot
     int64_t n_bytes_ = 0;
     Files files_;
 
@@ -215,6 +223,7 @@ private:
     int n_waiting_ = 0;             // experts of all leases without a slot
     int n_filling_ = 0, n_running_ = 0, n_waiters_ = 0, n_idle_ = 0;
     int64_t bytes_resident_ = 0;
+    std::vector<std::vector<uint16_t>> kept_;  // by layer and expert: the components that are kept and there, a bit each
     Clock::time_point busy_since_;
     StoreStats stats_;
     std::vector<std::string> notes_;

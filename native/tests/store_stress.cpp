@@ -27,6 +27,11 @@ void fail(const char* what) {
     std::abort();
 }
 
+void keep_small(std::vector<ExpertLayer>& layers, bool kept) {
+    for (ExpertLayer& layer : layers)
+        for (size_t c = 2; c < layer.components.size(); ++c) layer.components[c].kept = kept;
+}
+
 std::vector<ExpertLayer> write_file(const std::string& path) {
     std::vector<ExpertLayer> layers(kLayers + 1);  // layer 0 has none
     std::ofstream file(path, std::ios::binary);
@@ -36,7 +41,7 @@ std::vector<ExpertLayer> write_file(const std::string& path) {
         of.n_experts = kExperts;
         of.components.resize(kComponents);
         for (int c = 0; c < kComponents; ++c) {
-            of.components[size_t(c)] = {"gate", "weight", Scalar::bf16, kSizes[c], {}};
+            of.components[size_t(c)] = {"gate", "weight", Scalar::bf16, kSizes[c], {}, false};
             for (int expert = 0; expert < kExperts; ++expert) {
                 const int64_t gap = (layer + expert + c) % 5;
                 file << std::string(size_t(gap), '\xff');
@@ -140,11 +145,18 @@ int main(int argc, char** argv) {
             options.floor = n_slots / 12;
             options.n_readers = 1 + int(seed % 4);
             options.policy = seed % 2 ? "lru" : "lfru";
+            keep_small(options.layers, n_slots == 17);
             run(options, seed++, rounds, false, false);
-            for (int i = 0; i < 5; ++i) run(options, seed++, rounds, true, false);
+            for (int i = 0; i < 5; ++i) {
+                keep_small(options.layers, i % 2);
+                run(options, seed++, rounds, true, false);
+            }
         }
     if (truncate(path.c_str(), 7000000)) fail("truncate");
-    run(options, seed++, rounds, false, true);
+    for (const bool kept : {false, true}) {
+        keep_small(options.layers, kept);
+        run(options, seed++, rounds, false, true);
+    }
     unlink(path.c_str());
     return 0;
 }

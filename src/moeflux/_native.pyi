@@ -144,7 +144,9 @@ class StoreError(RuntimeError):
 
 class ExpertLayer:
     def __init__(self, n_experts: int) -> None: ...
-    def component(self, projection: str, part: str, dtype: str, n_bytes: int, files: Ints, offsets: Ints) -> None: ...
+    def component(
+        self, projection: str, part: str, dtype: str, n_bytes: int, files: Ints, offsets: Ints, kept: bool = False
+    ) -> None: ...
     def matrix(
         self,
         name: str,

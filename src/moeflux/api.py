@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from moeflux.core.config import EngineConfig, Hints, Kv
+from moeflux.core.config import EngineConfig, Hints, Kv, Scales
 from moeflux.runtime import engine as runtime
 from moeflux.runtime.experts import Progress
 from moeflux.runtime.prefill import OnPrefill
@@ -68,6 +68,7 @@ def load(
     policy: str = "lfru",
     reader: Literal["native", "python"] = "native",
     slots: int | None = None,
+    scales: Scales = "auto",
     ring: int = 0,
     k: int | None = None,
     bits: int | None = None,
@@ -84,9 +85,10 @@ def load(
     `sequences` that run at the same time, and bytes for `prefixes` whose states are kept, are counted in the plan.
 
     The others never change a result: `hints` (how later layers' experts are foreseen), `policy` (which expert makes room),
-    `reader`, `slots` (experts in memory at most, where that shall be fewer than the budget holds), `ring` (expert dispatches
-    in flight, where a backend runs layer by layer).
+    `reader`, `slots` (experts in memory at most, where that shall be fewer than the budget holds), `scales` (of all experts:
+    "kept" in memory so that less is read, or "streamed"), `ring` (expert dispatches in flight, where a backend runs layer by
+    layer).
     """
     folder = demo_model() if path is None else Path(path)
-    options = (hints, policy, reader, slots, ring, kv, sequences, prefixes, k, bits)
+    options = (hints, policy, reader, slots, scales, ring, kv, sequences, prefixes, k, bits)
     return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, *options), progress)

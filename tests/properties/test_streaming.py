@@ -44,11 +44,13 @@ def run(engine, seed, trace=None):
     policy=st.sampled_from(["lru", "lfru"]),
     hints=st.sampled_from(["none", "previous", "lookahead", "both"]),
     reader=st.sampled_from(["native", "python"]),
+    scales=st.sampled_from(["kept", "streamed"]),
     threads=st.integers(1, 3),
 )
-def test_streaming_equals_resident(name, slots, policy, hints, reader, threads):
-    options = {"slots": slots, "policy": policy, "hints": hints, "reader": reader, "threads": threads}
+def test_streaming_equals_resident(name, slots, policy, hints, reader, scales, threads):
+    options = {"slots": slots, "policy": policy, "hints": hints, "reader": reader, "scales": scales, "threads": threads}
     with moeflux.load(DATA / "mlx" / name, **options) as engine:
+        assert engine.plan.keep_scales == (scales == "kept" and not engine.plan.resident)
         logits, ids = run(engine, 3)
         stats = engine.model.experts.store.stats()
     whole, tokens = expected(name, "native")

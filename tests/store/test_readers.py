@@ -25,14 +25,14 @@ CASES = st.fixed_dictionaries(
 
 
 @settings(max_examples=20)
-@given(case=CASES)
-def test_all_readers_read_the_same(case):
+@given(case=CASES, keep_scales=st.booleans())
+def test_all_readers_read_the_same(case, keep_scales):
     with TemporaryDirectory() as folder:
         experts = make_experts(Path(folder), n_layers=1, n_experts=3, **case)
         for reader in ("native", "python"):
             for direct in (False, True):
                 with (
-                    experts.open(n_slots=3, reader=reader, direct=direct, n_readers=2) as store,
+                    experts.open(n_slots=3, reader=reader, direct=direct, n_readers=2, keep_scales=keep_scales) as store,
                     store.acquire(0, range(3)) as lease,
                 ):
                     lease.wait()

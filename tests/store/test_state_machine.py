@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moeflux.core.errors import BudgetError, ClosedError, FormatError, ReadError
-from store.synthetic import Experts, held, make_experts
+from store.synthetic import CODECS, Experts, held, make_experts
 
 N_LAYERS, N_EXPERTS = 2, 5
 IDS = st.lists(st.integers(0, N_EXPERTS - 1), min_size=1, max_size=N_EXPERTS)
@@ -40,13 +40,23 @@ class StoreMachine(RuleBasedStateMachine):
     experts: Experts
 
     @initialize(
-        n_slots=st.integers(1, 7), policy=st.sampled_from(["lru", "lfru"]), direct=st.booleans(), k=st.integers(1, 3)
+        n_slots=st.integers(1, 7),
+        policy=st.sampled_from(["lru", "lfru"]),
+        direct=st.booleans(),
+        k=st.integers(1, 3),
+        keep_scales=st.booleans(),
     )
-    def start(self, n_slots, policy, direct, k):
+    def start(self, n_slots, policy, direct, k, keep_scales):
         self.folder = tempfile.TemporaryDirectory()
-        self.experts = make_experts(Path(self.folder.name), n_layers=N_LAYERS, n_experts=N_EXPERTS, hidden=16, width=8)
+        self.experts = make_experts(
+            Path(self.folder.name), n_layers=N_LAYERS, n_experts=N_EXPERTS, hidden=16, width=8, codec=CODECS["fp8"]
+        )
+        self.components = list(self.experts.experts(0).layout.components())
         self.n_slots = n_slots
-        self.store = self.experts.open(n_slots=n_slots, policy=policy, direct=direct, k=k, reader="manual", sweep_slots=2)
+        options = {"policy": policy, "direct": direct, "k": k, "keep_scales": keep_scales, "sweep_slots": 2}
+        self.store = self.experts.open(n_slots=n_slots, reader="manual", **options)
+        self.keep_scales = keep_scales
+        self.kept: set[tuple[int, int, int]] = set()  # by layer, expert and component
         self.leases: list[Held] = []
         self.jobs = []  # taken and not finished
         self.failed: set[tuple[int, int]] = set()
@@ -89,6 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert not (job and self.closed)
         if job:
             assert (job.layer, job.expert) in self.slots("filling")
+            assert (job.layer, job.expert, job.component) not in self.kept
             self.jobs.append(job)
 
     @precondition(lambda self: self.jobs)
@@ -114,6 +125,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.forget_evicted()
         job.buffer[:] = np.frombuffer(self.experts.contents[job.layer, job.expert][job.component], np.uint8)
         job.finish(job.length)
+        if self.keep_scales and not self.components[job.component].is_weight and not self.closed:
+            self.kept.add((job.layer, job.expert, job.component))
 
     @precondition(lambda self: self.leases)
     @rule(pick=PICK)
@@ -233,9 +246,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert s.hints_completed + s.hints_cancelled <= s.hints_issued
         assert s.slots == self.n_slots >= s.slots_used
         if not self.closed:
-            size = self.experts.experts(0).layout.nbytes
+            size = sum(c.nbytes for c in self.components if c.is_weight or not self.keep_scales)
+            kept = sum(self.components[component].nbytes for _, _, component in self.kept)
             assert s.slots_used == sum(state != "empty" for *_, state in self.store.native.slots())
-            assert s.bytes_resident == size * len(self.slots("ready", "leased"))
+            assert s.bytes_resident == size * len(self.slots("ready", "leased")) + kept
 
     def teardown(self):
         if not hasattr(self, "store"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import numpy as np
 import pytest
 
-from moeflux.core.errors import ClosedError, OptionError, StateError
+from moeflux.core.errors import ClosedError, FormatError, OptionError, ReadError, StateError
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.formats.experts import ExpertLayout, Projection
 from moeflux.formats.quant import Affine, decode
@@ -173,3 +175,69 @@ def test_slots_have_the_size_that_was_promised(tmp_path):
                 assert store.native.slot_bytes == slot_bytes([experts.experts(0).layout], direct)
                 load(store, experts, 0, [0])
                 assert store.stats().bytes_resident == experts.experts(0).layout.nbytes <= store.native.slot_bytes
+
+
+def test_scales_that_are_kept_are_read_once(tmp_path):
+    """Twice as many experts as slots, three times round: from the second time on, weights only."""
+    experts = make_experts(tmp_path, codec=CODECS["affine"], n_layers=2, n_experts=4)
+    layout = experts.experts(0).layout
+    weights = sum(component.nbytes for component in layout.components() if component.is_weight)
+    for keep_scales, again in ((True, weights), (False, layout.nbytes)):
+        with experts.open(n_slots=4, keep_scales=keep_scales) as store:
+            assert store.native.slot_bytes == slot_bytes([layout], False, keep_scales)
+            read = []
+            for _ in range(3):
+                before = store.stats().bytes_read
+                for layer in (0, 1):
+                    with store.acquire(layer, range(4)) as lease:
+                        lease.wait()
+                        for expert in range(4):
+                            assert held(lease, expert) == experts.contents[layer, expert]
+                read.append(store.stats().bytes_read - before)
+            assert read == [8 * layout.nbytes, 8 * again, 8 * again]
+            kept = 8 * (layout.nbytes - weights) if keep_scales else 0
+            assert store.stats().bytes_resident == 4 * again + kept
+
+
+def test_kept_scales_outlive_their_slot_and_a_second_read_of_them(tmp_path):
+    """A read fails, and the expert is asked for anew, beside what is left of the first: leases see none of it."""
+    experts = make_experts(tmp_path, codec=CODECS["affine"])
+    with experts.open(n_slots=4, reader="manual", keep_scales=True) as store:
+        first = store.acquire(0, [3])
+        jobs = [store.native.take_job(0) for _ in range(9)]
+        by_component = {job.component: job for job in jobs}
+        by_component[0].finish(0, errno.EIO)
+        second = store.acquire(0, [3])
+        fill(store, experts)
+        assert second.next() == [3]
+        for component, job in by_component.items():
+            if component:
+                job.buffer[:] = 0  # another read of the same bytes would bring the same; here it is seen if it is used
+                job.finish(job.length)
+        assert held(second, 3) == experts.contents[0, 3]
+        with pytest.raises(ReadError):
+            first.next()
+        first.release()
+        second.release()
+
+
+def test_scales_that_cannot_be_read_are_asked_for_again(tmp_path):
+    experts = make_experts(tmp_path, codec=CODECS["affine"])
+    with experts.open(n_slots=2, reader="manual", keep_scales=True) as store:
+        lease = store.acquire(0, [1])
+        for _ in range(9):
+            job = store.native.take_job(0)
+            if job.component == 4:
+                job.buffer[:] = 0xFF
+            else:
+                job.buffer[:] = np.frombuffer(experts.contents[0, 1][job.component], np.uint8)
+            job.finish(job.length)
+            if job.component == 4:
+                break
+        with pytest.raises(FormatError, match="scales holds NaN"):
+            lease.next()
+        lease.release()
+        load(store, experts, 0, [1])
+        with store.acquire(0, [1]) as lease:
+            assert lease.next() == [1]
+            assert held(lease, 1) == experts.contents[0, 1]

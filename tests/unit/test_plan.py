@@ -80,11 +80,11 @@ def test_little_of_the_budget_is_left_over(shape):
 
 def test_what_the_numbers_are():
     """Qwen3-30B-A3B: 48 layers of 128 experts of 2.65 MB, 8 per token."""
-    p = plan("qwen3-30b-a3b", budget=8 * 2**30)
+    p = plan("qwen3-30b-a3b", budget=8 * 2**30, scales="streamed")
     assert (p.n_experts, p.working_set, p.working_set_bytes) == (6144, 384, 384 * 2_654_208)
     assert p.slot_bytes == 2_654_208 + 3 * 4096  # the codes of gate, up and down lie in pages of their own
     assert p.memory.state == 8192 * 48 * 2 * 4 * 128 * 2  # bf16
-    assert plan("qwen3-30b-a3b", budget=8 * 2**30, kv="f32").memory.state == 2 * p.memory.state
+    assert plan("qwen3-30b-a3b", budget=8 * 2**30, kv="f32", scales="streamed").memory.state == 2 * p.memory.state
     uniform = p.forecast.uniform
     assert uniform.hit_rate == p.n_slots / 6144
     assert uniform.drive_bytes == pytest.approx(p.working_set_bytes * (1 - uniform.hit_rate), abs=1)
@@ -92,6 +92,31 @@ def test_what_the_numbers_are():
     assert uniform.bound == "drive"
     assert p.forecast.local.tok_s == pytest.approx(20 * GB / p.forecast.memory_bytes)
     assert p.forecast.local.bound == "memory"
+
+
+def test_scales_are_kept_where_that_is_worth_it():
+    """Scales and biases are a ninth of an expert and two thirds of its reads; slots give up as much as they take."""
+    for gigabytes, kept in ((4, False), (5, False), (9, True), (13, True), (64, False)):
+        p = plan("qwen3-30b-a3b", budget=gigabytes * GB)
+        assert p.keep_scales == kept, gigabytes
+    streamed, kept = (plan("qwen3-30b-a3b", budget=13 * GB, scales=scales) for scales in ("streamed", "kept"))
+    assert (streamed.keep_scales, kept.keep_scales) == (False, True)
+    assert kept.slot_bytes == pytest.approx(streamed.slot_bytes * 8 / 9, rel=0.01)
+    assert kept.memory.scales == pytest.approx(6144 * 2_654_208 / 9, rel=0.01)
+    assert streamed.memory.scales == 0
+    assert 0 < streamed.share - kept.share < 0.08
+    assert kept.forecast.uniform.drive_bytes == pytest.approx(streamed.forecast.uniform.drive_bytes, rel=0.05)
+    assert kept.forecast.first_token.drive_bytes <= streamed.forecast.first_token.drive_bytes
+    budgets = ("smallest_budget", "cliff_budget", "resident_budget")
+    assert all(getattr(kept, name) == getattr(streamed, name) for name in budgets)
+
+
+def test_there_may_be_no_scales_to_keep():
+    spec = read_spec(published_config("qwen3-30b-a3b"))
+    sizes = predict(spec, replace(read_quant_rules(published_config("qwen3-30b-a3b")), affine=None))
+    p = make_plan(spec, sizes, replace(GIVEN, budget=40 * GB, scales="kept"))
+    assert not p.keep_scales
+    assert p.memory.scales == sizes.kept_scales == 0
 
 
 def test_everything_resident_reads_nothing():

@@ -29,9 +29,10 @@ def in_memory(engine) -> set[tuple[int, int]]:
     return {(layer, expert) for layer, expert, _, state in engine.model.experts.store.native.slots() if state == "ready"}
 
 
+@pytest.mark.parametrize("scales", ["kept", "streamed"])
 @pytest.mark.parametrize("hints", ["none", "both"])
-def test_missing_is_what_was_not_in_memory_when_the_token_began(model, hints):
-    with Engine(EngineConfig(model, threads=1, slots=96, hints=hints)) as engine:
+def test_missing_is_what_was_not_in_memory_when_the_token_began(model, hints, scales):
+    with Engine(EngineConfig(model, threads=1, slots=96, hints=hints, scales=scales)) as engine:
         recorder = engine.record_routing()
         watch, sequence = Watch(engine, recorder), engine.sequence()
         missing = needed = 0
@@ -41,9 +42,10 @@ def test_missing_is_what_was_not_in_memory_when_the_token_began(model, hints):
             wanted = {(layer, int(e)) for row in recorder.last_step() for layer, ids in enumerate(row) for e in ids}
             needed += len(wanted)
             missing += len(wanted - before)
-        expert = engine.model.experts.expert_bytes[0]
+        expert, read = engine.model.experts.expert_bytes[0], engine.model.experts.read_bytes[0]
         lap, nothing = watch.lap(), watch.lap()
-    assert (lap.needed_bytes, lap.missing_bytes) == (needed * expert, missing * expert)
+    assert (lap.needed_bytes, lap.missing_bytes) == (needed * expert, missing * read)
+    assert (read < expert) == (scales == "kept")
     assert lap.stats.bytes_read >= lap.missing_bytes > 0
     assert (lap.forwards, lap.tokens) == (31, 40)
     assert lap.seconds >= lap.native_seconds > 0

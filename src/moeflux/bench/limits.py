@@ -69,7 +69,8 @@ class DriveLimit:
     def __init__(self, engine: Engine) -> None:
         self._direct, self._n_readers = engine.plan.direct, engine.plan.n_readers
         self._checkpoint = Checkpoint(engine.config.model, engine.spec.names)
-        self._reads = ExpertReads(self._checkpoint, [layer for layer, _ in engine.spec.moe_layers()])
+        layers = [layer for layer, _ in engine.spec.moe_layers()]
+        self._reads = ExpertReads(self._checkpoint, layers, weights_only=engine.plan.keep_scales)
         self._rates: list[float] = []
         self.cold = True  # all samples were
         self.forget()

@@ -99,12 +99,13 @@ def _needs(config: EngineConfig, spec: ModelSpec, sizes: Sizes, used: int) -> Ne
         kv=config.kv,
         sequences=config.sequences,
         prefixes=config.prefix_bytes,
+        scales="streamed",
     )
     return Needs(spec, sizes, resources)
 
 
 def _budget_for(n_slots: int, needs: Needs) -> int:
-    """The smallest that holds so many experts, as a little more does too: where chunks get larger, more holds fewer.
+    """The smallest that holds so many whole experts, as a little more does too: where chunks get larger, more holds fewer.
 
     What the process uses when the engine plans differs from now, by at most `SPARE` as has been seen.
     """

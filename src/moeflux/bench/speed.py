@@ -227,6 +227,7 @@ class _Bench:
             "reader": config.reader,
             "direct": plan.direct,
             "n_readers": plan.n_readers,
+            "keep_scales": plan.keep_scales,
         }
         ceilings = Ceilings(self.drive.rate, self.limits.read, self.limits.multiply)
         return Streaming(tuple(laps), ceilings, work, first, setting, self.drive.cold)

@@ -52,6 +52,7 @@ class Watch:
         self._recorder = recorder
         self._layers = [layer for layer, _ in engine.spec.moe_layers()]
         self._expert_bytes = engine.model.experts.expert_bytes
+        self._read_bytes = engine.model.experts.read_bytes
         self._last: npt.NDArray[np.int16] | None = None
         self._overlaps: list[float] = []
         self._reset()
@@ -94,7 +95,7 @@ class Watch:
         for row, layer in enumerate(self._layers):
             experts = np.unique(chosen[:, row])
             needed += len(experts) * self._expert_bytes[layer]
-            missing += int((~before[layer, experts]).sum()) * self._expert_bytes[layer]
+            missing += int((~before[layer, experts]).sum()) * self._read_bytes[layer]
         self._needed.append(needed)
         self._missing.append(missing)
         if len(chosen) == 1 and self._last is not None:

@@ -24,6 +24,7 @@ Share = Annotated[float | None, typer.Option(help="Share of the experts in memor
 Hints = Annotated[str, typer.Option(help="How experts are foreseen: none, previous, lookahead or both.")]
 Policy = Annotated[str, typer.Option(help="Which expert makes room: lru or lfru.")]
 Reader = Annotated[str, typer.Option(help="native or python.")]
+Scales = Annotated[str, typer.Option(help="Of all experts: kept in memory, streamed with each expert, or auto.")]
 Routing = Annotated[
     str, typer.Option(help="Tokens: uniform (any expert alike), or local (topics of a synthetic checkpoint).")
 ]
@@ -40,6 +41,7 @@ def decode(
     hints: Hints = "both",
     policy: Policy = "lfru",
     reader: Reader = "native",
+    scales: Scales = "auto",
     routing: Routing = "uniform",
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per measurement.")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Tokens before them.")] = 32,
@@ -49,7 +51,7 @@ def decode(
     """Decode speed, token by token; cold where experts are streamed."""
     check_trace(trace)
     n = context + max(WARM_UP, tokens) + tokens * repeats
-    kept = {"ram": ram, "slots": slots, "hints": hints, "policy": policy, "reader": reader}
+    kept = {"ram": ram, "slots": slots, "hints": hints, "policy": policy, "reader": reader, "scales": scales}
     room = make_room(_config(model, context=n, threads=threads, isa=isa, **kept), share)
     with byte_bar("loading") as progress, Engine(room.config, progress) as engine:
         print_notes(*engine.notes)
@@ -67,12 +69,13 @@ def prefill(
     share: Share = None,
     policy: Policy = "lfru",
     reader: Reader = "native",
+    scales: Scales = "auto",
     routing: Routing = "uniform",
     tokens: Annotated[int, typer.Option(min=2, help="Length of the prompt.")] = 512,
     repeats: Repeats = 5,
 ) -> None:
     """Prefill speed of a whole prompt; cold where experts are streamed."""
-    kept = {"ram": ram, "slots": slots, "policy": policy, "reader": reader}
+    kept = {"ram": ram, "slots": slots, "policy": policy, "reader": reader, "scales": scales}
     room = make_room(_config(model, context=tokens, threads=threads, isa=isa, **kept), share)
     with byte_bar("loading") as progress, Engine(room.config, progress) as engine:
         print_notes(*engine.notes)

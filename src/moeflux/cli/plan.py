@@ -69,6 +69,8 @@ def _memory(report: PlanReport) -> Iterator[Row]:
     if not plan.resident:
         how = "past the page cache (O_DIRECT)" if plan.direct else "through the page cache"
         yield "  readers", format_bytes(m.readers), f"{plan.n_readers}, {how}"
+    if plan.keep_scales:
+        yield "  scales", format_bytes(m.scales), "of all experts, so that only their weights are read"
     yield "  experts", format_bytes(m.slots), f"{plan.n_slots:,} of {format_bytes(plan.slot_bytes)} each"
 
 

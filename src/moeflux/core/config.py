@@ -14,11 +14,13 @@ BACKENDS = ("native", "numpy")
 ISAS = ("auto", "avx512_vnni", "avx2", "generic")
 Kv = Literal["bf16", "f32"]  # how keys, values and latents are kept
 Hints = Literal["none", "previous", "lookahead", "both"]  # how experts that later layers will want are foreseen
+Scales = Literal["auto", "kept", "streamed"]  # of experts that are not in memory
 CHOICES = {
     "backend": ("auto", *BACKENDS),
     "isa": ISAS,
     "kv": get_args(Kv),
     "hints": get_args(Hints),
+    "scales": get_args(Scales),
     "policy": ("lru", "lfru"),
     "reader": ("native", "python"),
 }
@@ -49,6 +51,7 @@ class EngineConfig:
     policy: str = "lfru"
     reader: Literal["native", "python"] = "native"
     slots: int | None = None  # experts in memory at most; None: as many as the budget holds
+    scales: Scales = "auto"  # of all experts: kept in memory, or read with each expert; auto: what is likely faster
     ring: int = 0  # deferred expert dispatches in flight, where a backend runs layer by layer
     kv: Kv = "bf16"
     sequences: int = 1  # that run at the same time, each as long as the context

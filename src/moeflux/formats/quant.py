@@ -36,6 +36,11 @@ class Component:
     def nbytes(self) -> int:
         return prod(self.shape) * STORAGE[self.dtype].itemsize
 
+    @property
+    def is_weight(self) -> bool:
+        """The codes or numbers themselves; the others (scales, biases) are small."""
+        return self.name == "weight"
+
 
 @dataclass(frozen=True)
 class Plain:

@@ -23,6 +23,7 @@ import numpy as np
 
 from moeflux.core.errors import ReadError
 from moeflux.formats.checkpoint import Checkpoint
+from moeflux.formats.experts import ExpertTable
 from moeflux.formats.files import Extent
 from moeflux.runtime.page_cache import cached_share, forget
 from moeflux.runtime.slot_size import PAGE, round_up
@@ -53,9 +54,11 @@ class Sample:
 class ExpertReads:
     """Owns its own descriptors on the files of a checkpoint, past the page cache (where that is possible) and through it."""
 
-    def __init__(self, checkpoint: Checkpoint, layers: Sequence[int], seed: int = 0) -> None:
+    def __init__(self, checkpoint: Checkpoint, layers: Sequence[int], seed: int = 0, *, weights_only: bool = False) -> None:
+        """`weights_only`: without scales and biases."""
         self._paths = checkpoint.files.paths
         self._tables = [checkpoint.experts(layer) for layer in layers]
+        self._weights_only = weights_only
         self._order = self._shuffled(seed)
         self._buffered: list[int] = []
         self._direct: list[int] = []
@@ -69,7 +72,11 @@ class ExpertReads:
 
     @property
     def expert_bytes(self) -> int:
-        return max(table.layout.nbytes for table in self._tables)
+        return max(sum(extent.length for extent in self._extents(table, 0)) for table in self._tables)
+
+    @property
+    def reads_per_expert(self) -> int:
+        return max(len(self._extents(table, 0)) for table in self._tables)
 
     def sample(self, direct: bool, n_readers: int, seconds: float) -> Sample:
         """Read for about so long, or less where a sample is full before."""
@@ -104,13 +111,17 @@ class ExpertReads:
                 raise
             self.no_direct = f"O_DIRECT does not work on this file system ({error.strerror})"
 
+    def _extents(self, table: ExpertTable, expert: int) -> Expert:
+        both = zip(table.layout.components(), table.extents(expert), strict=True)
+        return tuple(extent for component, extent in both if component.is_weight or not self._weights_only)
+
     def _next(self, limit: int) -> list[Expert]:
         """Experts of so many bytes, or all of them."""
         batch: list[Expert] = []
         left = limit
         for _ in range(sum(table.n_experts for table in self._tables)):
             layer, expert = next(self._order)
-            batch.append(self._tables[layer].extents(expert))
+            batch.append(self._extents(self._tables[layer], expert))
             left -= sum(extent.length for extent in batch[-1])
             if left <= 0:
                 break

@@ -212,6 +212,7 @@ def _open_experts(
         direct=plan.direct,
         n_readers=plan.n_readers,
         sweep_slots=sweep_slots(plan.n_slots),
+        keep_scales=plan.keep_scales,
     )
     experts = Experts(spec, checkpoint, ops, options, config.hints, config.bits)
     try:

@@ -19,6 +19,7 @@ from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.quant import Matrix
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.lossy import requantised
+from moeflux.store.index import slot_sizes
 from moeflux.store.store import ExpertStore, StoreOptions
 from moeflux.store.store import Lease as StoreLease
 from moeflux.store.trace import TraceRecorder
@@ -97,8 +98,13 @@ class Experts:
 
     @property
     def expert_bytes(self) -> dict[int, int]:
-        """By layer: of one expert on the drive."""
+        """By layer: of one expert."""
         return {layer: table.layout.nbytes for layer, table in self._tables.items()}
+
+    @property
+    def read_bytes(self) -> dict[int, int]:
+        """By layer: what is read of an expert that is not in memory, but for the first time where scales are kept."""
+        return {layer: sum(slot_sizes(t.layout, self.store.options.keep_scales)) for layer, t in self._tables.items()}
 
     def load_all(self, progress: Progress | None = None) -> None:
         """Every expert into memory, for a store that has a slot for each."""

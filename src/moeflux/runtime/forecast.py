@@ -77,31 +77,34 @@ def make_forecast(
     context: int,
     prompt: int,
     kv: Kv = "bf16",
+    keep_scales: bool = False,
 ) -> Forecast:
     share = 1.0 if resident else n_slots / sizes.n_experts
+    read = sizes.weights_per_token if keep_scales else sizes.streamed_per_token
     below = n_slots < sizes.working_set  # one token's experts push each other out before they are asked for again
     memory = sizes.trunk_read_per_token + sizes.streamed_per_token
     memory += sizes.kept_per_token(kv) * (context // 2) + 2 * sizes.state_per_sequence
     loaded = sizes.trunk + (sizes.experts if resident else 0)
     return Forecast(
-        uniform=_case(sizes, rates, 0.0 if below and not resident else share, memory),
-        local=_case(sizes, rates, max(share, local_hit_rate(share)), memory),
+        uniform=_case(read, rates, 0.0 if below and not resident else share, memory),
+        local=_case(read, rates, max(share, local_hit_rate(share)), memory),
         memory_bytes=memory,
-        first_token=_first_token(spec, sizes, rates, share, resident, chunk, prompt),
+        first_token=_first_token(spec, sizes, rates, share, resident, chunk, prompt, keep_scales),
         load_seconds=loaded / rates.drive if rates.drive else None,
     )
 
 
-def _case(sizes: Sizes, rates: Rates, hit_rate: float, memory: int) -> Case:
-    missing = round(sizes.streamed_per_token * (1 - hit_rate))
+def _case(read: int, rates: Rates, hit_rate: float, memory: int) -> Case:
+    """`read`: bytes of a token's experts that come from the drive where they are not in memory."""
+    missing = round(read * (1 - hit_rate))
     seconds, bound = _slowest({DRIVE: _time(missing, rates.drive), MEMORY: _time(memory, rates.memory)})
     return Case(hit_rate, missing, 1 / seconds if seconds else None, bound)
 
 
 def _first_token(
-    spec: ModelSpec, sizes: Sizes, rates: Rates, share: float, resident: bool, chunk: int, prompt: int
+    spec: ModelSpec, sizes: Sizes, rates: Rates, share: float, resident: bool, chunk: int, prompt: int, keep_scales: bool
 ) -> FirstToken:
-    """Each chunk sweeps over the experts that any of its tokens chose; those in memory are not read again."""
+    """Each chunk sweeps over the experts that any of its tokens chose; what is in memory is not read again."""
     macs_per_token = sizes.active_params - spec.hidden * spec.vocab  # but the head, which runs once
     times = {DRIVE: 0.0, MEMORY: 0.0, ARITHMETIC: 0.0}
     total: float | None = 0.0
@@ -109,7 +112,8 @@ def _first_token(
     for start in range(0, prompt, chunk):
         tokens = min(chunk, prompt - start)
         swept = _swept(spec, sizes, tokens)
-        missing = 0 if resident else round(swept * (1 - share if start else 1))
+        again = (1 - share) * (sizes.weights_per_token / sizes.streamed_per_token if keep_scales else 1)
+        missing = 0 if resident else round(swept * (again if start else 1))
         read += missing
         parts = {
             DRIVE: _time(missing, rates.drive),

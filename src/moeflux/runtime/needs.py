@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from moeflux.backends.state import BLOCK
-from moeflux.core.config import Kv
+from moeflux.core.config import Kv, Scales
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.forecast import Rates
 from moeflux.runtime.scratch import scratch_bytes
@@ -38,6 +38,7 @@ class Resources:
     rates: Rates = field(default_factory=Rates)
     backend: str = "native"
     slots: int | None = None  # no more than so many, whatever the budget
+    scales: Scales = "auto"
     kv: Kv = "bf16"
     sequences: int = 1
     prefixes: int = 0  # bytes of states that are kept besides
@@ -46,13 +47,16 @@ class Resources:
 class Needs:
     """What each part costs, for one model on one machine."""
 
-    def __init__(self, spec: ModelSpec, sizes: Sizes, resources: Resources) -> None:
-        self.spec, self.sizes, self.resources = spec, sizes, resources
-        self.slot = max(slot_bytes_of(parts, resources.direct) for parts in sizes.expert_parts)
+    def __init__(self, spec: ModelSpec, sizes: Sizes, resources: Resources, *, keep_scales: bool = False) -> None:
+        """`keep_scales`: of all experts, beside the slots."""
+        self.spec, self.sizes, self.resources, self.keep_scales = spec, sizes, resources, keep_scales
+        slots = sizes.weight_parts if keep_scales else sizes.expert_parts
+        self.slot = max(slot_bytes_of(parts, resources.direct) for parts in slots)
+        self.scales = sizes.kept_scales if keep_scales else 0
         self.readers = resources.n_readers * reader_bytes(resources.direct)
         self.trunk = sizes.trunk_in_memory if resources.backend == "native" else _decoded_trunk(spec, sizes)
         self.state = resources.sequences * state_bytes(sizes, resources.context, resources.kv) + resources.prefixes
-        self.fixed = resources.base + RUNNING_BYTES + self.trunk + self.state
+        self.fixed = resources.base + RUNNING_BYTES + self.trunk + self.state + self.scales
         self._scratch: dict[int, int] = {}
 
     def scratch(self, tokens: int) -> int:

@@ -2,7 +2,8 @@
 
 Pure: the same numbers give the same plan. What a process may use is taken in this order: what it uses already, trunk, state
 of one sequence, scratch of the smallest chunk, readers, the fewest slots; below that it is refused. The rest goes to larger
-chunks, as long as they cost little, and to slots. Everything resident is the case that all slots fit.
+chunks, as long as they cost little, and to slots. Everything resident is the case that all slots fit. Where not, the scales
+of all experts are kept in memory if what slots lose by that costs less than what reads without them save.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 from moeflux.core.errors import BudgetError
 from moeflux.core.units import format_at_least, format_bytes
 from moeflux.models.spec import ModelSpec
-from moeflux.runtime.forecast import Forecast, make_forecast
+from moeflux.runtime.forecast import Forecast, local_hit_rate, make_forecast
 from moeflux.runtime.needs import CHUNKS, RUNNING_BYTES, USUAL_CHUNK, Needs, Resources
 from moeflux.runtime.sizes import Sizes
 from moeflux.runtime.slot_size import pool_bytes, slots_within
 
 DEFAULT_PROMPT = 2048
+READ_COST = 2**16  # bytes that cost as much as one more read: tens of microseconds of a processor, and of the drive
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,11 @@ class Memory:
     scratch: int
     readers: int
     slots: int
+    scales: int = 0  # of all experts, where they are kept beside the slots
 
     @property
     def total(self) -> int:
-        return self.base + self.trunk + self.state + self.scratch + self.readers + self.slots
+        return self.base + self.trunk + self.state + self.scratch + self.readers + self.slots + self.scales
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Plan:
     working_set: int  # experts that one token needs
     working_set_bytes: int
     resident: bool  # every expert is in memory and stays there
+    keep_scales: bool  # of every expert, so that only weights are read
     chunk_tokens: int
     direct: bool
     n_readers: int
@@ -69,23 +73,19 @@ class Plan:
 
 def make_plan(spec: ModelSpec, sizes: Sizes, resources: Resources, prompt: int = DEFAULT_PROMPT) -> Plan:
     """`prompt`: tokens before the first one is generated, for its time. Raises BudgetError below the floor."""
-    needs = Needs(spec, sizes, resources)
-    room = resources.budget - needs.fixed
-    chunk = needs.resident_chunk(room)
-    resident = chunk is not None
-    if chunk is None:
-        if room < needs.floor:
-            raise _too_small(resources, needs)
-        chunk = needs.streaming_chunk(room)
-    left = room - needs.scratch(chunk) - needs.readers
-    n_slots = sizes.n_experts if resident else min(sizes.n_experts, slots_within(left, needs.slot))
-    if resources.slots is not None:
-        n_slots = min(n_slots, resources.slots)
-        resident = n_slots == sizes.n_experts
+    plain = Needs(spec, sizes, resources)
+    choice = _arrange(plain)
+    if choice is None:
+        raise _too_small(resources, plain)
+    if not choice.resident and sizes.kept_scales and resources.scales != "streamed":
+        other = _arrange(Needs(spec, sizes, resources, keep_scales=True))
+        if other and not other.resident and (resources.scales == "kept" or _cost(other) < _cost(choice)):
+            choice = other
+    needs, chunk, n_slots, resident = choice.needs, choice.chunk, choice.n_slots, choice.resident
     forecast = make_forecast(
         spec, sizes, resources.rates,
         n_slots=n_slots, resident=resident, chunk=chunk, context=resources.context, prompt=prompt,
-        kv=resources.kv,
+        kv=resources.kv, keep_scales=needs.keep_scales,
     )  # fmt: skip
     return Plan(
         budget=resources.budget,
@@ -97,16 +97,49 @@ def make_plan(spec: ModelSpec, sizes: Sizes, resources: Resources, prompt: int =
         working_set=sizes.working_set,
         working_set_bytes=sizes.streamed_per_token,
         resident=resident,
+        keep_scales=needs.keep_scales,
         chunk_tokens=chunk,
         direct=resources.direct,
         n_readers=resources.n_readers,
-        smallest_budget=needs.smallest_budget,
-        cliff_budget=needs.cliff_budget,
-        resident_budget=needs.resident_budget,
+        smallest_budget=plain.smallest_budget,
+        cliff_budget=plain.cliff_budget,
+        resident_budget=plain.resident_budget,
         forecast=forecast,
-        warnings=tuple(_warnings(spec, sizes, resources, needs, n_slots, chunk)),
+        warnings=tuple(_warnings(spec, sizes, resources, plain, n_slots, chunk)),
         drive_bytes_s=resources.rates.drive,
     )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    needs: Needs
+    chunk: int
+    n_slots: int
+    resident: bool
+
+
+def _arrange(needs: Needs) -> _Choice | None:
+    """How a budget is divided; None where it is too small."""
+    room, most = needs.resources.budget - needs.fixed, needs.sizes.n_experts
+    chunk = needs.resident_chunk(room)
+    if chunk is not None:
+        n_slots = most
+    elif room < needs.floor:
+        return None
+    else:
+        chunk = needs.streaming_chunk(room)
+        n_slots = min(most, slots_within(room - needs.scratch(chunk) - needs.readers, needs.slot))
+    if needs.resources.slots is not None:
+        n_slots = min(n_slots, needs.resources.slots)
+    return _Choice(needs, chunk, n_slots, n_slots == most)
+
+
+def _cost(choice: _Choice) -> float:
+    """What is read for a token with some locality, a read counted as bytes too."""
+    sizes = choice.needs.sizes
+    parts = sizes.weight_parts if choice.needs.keep_scales else sizes.expert_parts
+    missing = 1 - local_hit_rate(choice.n_slots / sizes.n_experts) if choice.n_slots >= sizes.working_set else 1.0
+    return missing * max(sum(each) + READ_COST * len(each) for each in parts)
 
 
 def _memory(resources: Resources, needs: Needs, chunk: int, n_slots: int) -> Memory:
@@ -117,6 +150,7 @@ def _memory(resources: Resources, needs: Needs, chunk: int, n_slots: int) -> Mem
         scratch=needs.scratch(chunk),
         readers=needs.readers,
         slots=pool_bytes(n_slots, needs.slot),
+        scales=needs.scales,
     )
 
 

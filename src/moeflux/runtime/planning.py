@@ -79,8 +79,12 @@ def plan_model(path: Path, wanted: Wanted) -> PlanReport:
     checkpoint = Checkpoint(path, spec.names)
     try:
         sizes = measure(spec, checkpoint)
-        make_plan(spec, sizes, _resources(spec, wanted, None, None))  # refuses before anything is measured
-        probe = probe_drive(checkpoint, [i for i, _ in spec.moe_layers()]) if wanted.drive is None else None
+        first = make_plan(spec, sizes, _resources(spec, wanted, None, None))  # refuses before anything is measured
+        probe = (
+            probe_drive(checkpoint, [i for i, _ in spec.moe_layers()], weights_only=first.keep_scales)
+            if wanted.drive is None
+            else None
+        )
         return _report(spec, sizes, wanted, probe, probe.notes if probe else ())
     finally:
         checkpoint.close()
@@ -93,6 +97,7 @@ def plan_engine(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint:
         _resources(spec, wanted, None, None),
         backend=config.resolved_backend,
         slots=config.slots,
+        scales=config.scales,
         kv=config.kv,
         sequences=config.sequences,
         prefixes=config.prefix_bytes,
@@ -100,7 +105,8 @@ def plan_engine(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint:
     plan = make_plan(spec, sizes, resources)
     if plan.resident or config.resolved_backend != "native":
         return plan
-    probe = probe_drive(checkpoint, [i for i, _ in spec.moe_layers()])
+    probe = probe_drive(checkpoint, [i for i, _ in spec.moe_layers()], weights_only=plan.keep_scales)
+    resources = replace(resources, scales="kept" if plan.keep_scales else "streamed")  # as was measured
     return make_plan(spec, sizes, _with_drive(resources, probe))
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from moeflux.backends.native.arena import arena_bytes
 from moeflux.core.config import Kv
 from moeflux.formats.checkpoint import Checkpoint
-from moeflux.formats.quant import Codec, Shape, describe
+from moeflux.formats.quant import Codec, Component, Shape, describe
 from moeflux.formats.quant_rules import QuantRules
 from moeflux.formats.tensors import TensorView
 from moeflux.models.spec import Attention, DeltaNet, Mixer, Mla, ModelSpec
 from moeflux.runtime.codecs import planned_codec, planned_experts
+from moeflux.runtime.slot_size import kept_bytes
 from moeflux.runtime.trunk import check_trunk
 
 BF16_BYTES, F32_BYTES = 2, 4
@@ -29,11 +30,14 @@ class Sizes:
     trunk_in_memory: int  # on the native backend: matrices as they are stored, vectors in f32, on huge pages
     trunk_read_per_token: int  # the trunk but the embedding table
     expert: int  # the largest, where layers differ
-    expert_parts: tuple[tuple[int, ...], ...]  # sizes of an expert's components; more than one where layers differ
+    expert_parts: tuple[Parts, ...]  # sizes of an expert's components; more than one where layers differ
+    weight_parts: tuple[Parts, ...]  # without scales and biases
+    kept_scales: int  # memory for the scales and biases of all experts
     experts: int
     n_experts: int  # in all layers together
     working_set: int  # experts that one token needs: k of each layer
     streamed_per_token: int  # k experts of each layer, nothing cached
+    weights_per_token: int  # the same without scales and biases
     state_per_token: int  # keys and values in bf16
     state_per_sequence: int  # recurrent state in f32, whatever the length
     expert_codec: str
@@ -56,7 +60,7 @@ def measure(spec: ModelSpec, checkpoint: Checkpoint, views: dict[str, TensorView
     return _sizes(
         spec,
         stored={name: tuple(extent.length for extent in view.extents) for name, view in views.items()},
-        parts={layer: tuple(c.nbytes for c in table.layout.components()) for layer, table in tables.items()},
+        experts={layer: tuple(table.layout.components()) for layer, table in tables.items()},
         expert_codec=", ".join(dict.fromkeys(describe(p.codec) for p in first.layout.projections)),
     )
 
@@ -69,7 +73,7 @@ def predict(spec: ModelSpec, rules: QuantRules) -> Sizes:
     return _sizes(
         spec,
         stored={w.name: _part_sizes(codecs[w.name], w.shape) for w in spec.weights()},
-        parts={i: sum((_part_sizes(codec, shape) for codec, shape in each.values()), ()) for i, each in experts.items()},
+        experts={i: tuple(c for codec, shape in e.values() for c in codec.components(shape)) for i, e in experts.items()},
         expert_codec=", ".join(dict.fromkeys(describe(codec) for codec, _ in first.values())),
     )
 
@@ -78,11 +82,16 @@ def _part_sizes(codec: Codec, shape: Shape) -> Parts:
     return tuple(component.nbytes for component in codec.components(shape))
 
 
-def _sizes(spec: ModelSpec, *, stored: dict[str, Parts], parts: dict[int, Parts], expert_codec: str) -> Sizes:
-    """`stored`: sizes of the components of each trunk weight. `parts`: of an expert of each layer."""
+def _sizes(
+    spec: ModelSpec, *, stored: dict[str, Parts], experts: dict[int, tuple[Component, ...]], expert_codec: str
+) -> Sizes:
+    """`stored`: sizes of the components of each trunk weight. `experts`: the components of an expert of each layer."""
     layers = spec.moe_layers()
     trunk = sum(sum(sizes) for sizes in stored.values())
     embedding = sum(stored[spec.embedding.name]) if spec.head else 0
+    parts = {i: tuple(c.nbytes for c in components) for i, components in experts.items()}
+    weights = {i: tuple(c.nbytes for c in components if c.is_weight) for i, components in experts.items()}
+    scales = {i: [c.nbytes for c in components if not c.is_weight] for i, components in experts.items()}
     expert_bytes = {i: sum(sizes) for i, sizes in parts.items()}
     trunk_params = sum(weight.count for weight in spec.weights())
     one = {i: 3 * moe.width * spec.hidden for i, moe in layers}
@@ -95,10 +104,13 @@ def _sizes(spec: ModelSpec, *, stored: dict[str, Parts], parts: dict[int, Parts]
         trunk_read_per_token=trunk - embedding,
         expert=max(expert_bytes.values()),
         expert_parts=tuple(dict.fromkeys(parts.values())),
+        weight_parts=tuple(dict.fromkeys(weights.values())),
+        kept_scales=sum(kept_bytes(moe.router.n_experts, scales[i]) for i, moe in layers),
         experts=sum(expert_bytes[i] * moe.router.n_experts for i, moe in layers),
         n_experts=sum(moe.router.n_experts for _, moe in layers),
         working_set=sum(moe.router.k for _, moe in layers),
         streamed_per_token=sum(expert_bytes[i] * moe.router.k for i, moe in layers),
+        weights_per_token=sum(sum(weights[i]) * moe.router.k for i, moe in layers),
         state_per_token=sum(_values_per_token(layer.mixer) * BF16_BYTES for layer in spec.layers),
         state_per_sequence=sum(_recurrent_values(layer.mixer) * F32_BYTES for layer in spec.layers),
         expert_codec=expert_codec,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+LINE = 64
 PAGE = 4096
 HUGE_PAGE = 2 * 2**20
 BLOCK_BYTES = 256 * 2**20  # of slots that are allocated together
@@ -22,6 +25,11 @@ def slots_within(room: int, slot: int) -> int:
     blocks, rest = divmod(max(0, room), touched(per_block * slot))
     page = HUGE_PAGE if rest >= HUGE_PAGE else PAGE
     return blocks * per_block + rest // page * page // slot
+
+
+def kept_bytes(n_experts: int, parts: Sequence[int]) -> int:
+    """Of components of these sizes that are kept of every expert of a layer."""
+    return touched(n_experts * sum(round_up(part, LINE) for part in parts))
 
 
 def reader_bytes(direct: bool) -> int:

@@ -14,20 +14,21 @@ Place = tuple[int, int]  # number of the component in the expert, offset in it
 NOWHERE: Place = (-1, 0)
 
 
-def native_layers(tables: Iterable[ExpertTable]) -> list[_native.ExpertLayer | None]:
+def native_layers(tables: Iterable[ExpertTable], keep_scales: bool = False) -> list[_native.ExpertLayer | None]:
     """By layer number; None for layers without routed experts."""
-    by_layer = {table.layer: native_layer(table) for table in tables}
+    by_layer = {table.layer: native_layer(table, keep_scales) for table in tables}
     return [by_layer.get(layer) for layer in range(max(by_layer) + 1)]
 
 
-def native_layer(table: ExpertTable) -> _native.ExpertLayer:
+def native_layer(table: ExpertTable, keep_scales: bool = False) -> _native.ExpertLayer:
     layer = _native.ExpertLayer(table.n_experts)
     named = [(projection.name, component) for projection in table.layout.projections for component in projection.components]
     extents = [table.extents(expert) for expert in range(table.n_experts)]
     for i, (projection, component) in enumerate(named):
         files = np.array([expert[i].file for expert in extents], dtype=np.int64)
         offsets = np.array([expert[i].offset for expert in extents], dtype=np.int64)
-        layer.component(projection, component.name, component.dtype, component.nbytes, files, offsets)
+        kept = keep_scales and not component.is_weight
+        layer.component(projection, component.name, component.dtype, component.nbytes, files, offsets, kept)
     first = 0
     for stored in table.layout.projections:
         _add_matrices(layer, stored, first)
@@ -35,8 +36,9 @@ def native_layer(table: ExpertTable) -> _native.ExpertLayer:
     return layer
 
 
-def component_sizes(layout: ExpertLayout) -> list[int]:
-    return [component.nbytes for component in layout.components()]
+def slot_sizes(layout: ExpertLayout, keep_scales: bool = False) -> list[int]:
+    """Of the components that lie in a slot."""
+    return [component.nbytes for component in layout.components() if component.is_weight or not keep_scales]
 
 
 def _add_matrices(layer: _native.ExpertLayer, stored: Projection, first: int) -> None:

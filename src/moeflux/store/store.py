@@ -5,6 +5,7 @@ A slot is empty, filling, ready, leased or failed. Why leased bytes never change
   2. Filling starts only from a slot that nobody has leased, and that is decided under one mutex.
   3. A slot becomes ready under that mutex, after its last reader has written its last byte.
   4. A lease is taken under the same mutex and ends only when its owner says so.
+Where scales are kept, those of an expert are read with it the first time, and lie beside the slots unchanged from then on.
 A failed read never becomes ready: whoever waits for it gets the error, and the next to ask for the expert starts anew.
 
 Demands come before hints in the readers' queue; a hint never takes a slot that this token has asked for. No choice made here
@@ -28,7 +29,7 @@ from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.experts import ExpertLayout, ExpertTable
 from moeflux.formats.quant import Matrix
 from moeflux.store.errors import native_errors
-from moeflux.store.index import component_sizes, native_layers
+from moeflux.store.index import native_layers, slot_sizes
 from moeflux.store.policy import check_policy, layer_floor
 from moeflux.store.reader import PythonReaders
 from moeflux.store.stats import StoreStats
@@ -41,7 +42,8 @@ READERS = ("native", "python")
 @dataclass(frozen=True)
 class StoreOptions:
     """`n_slots`: experts in memory at most. `k`: experts that one token asks of a layer. `sweep_slots`: how many slots a
-    sweep may take from the rest of the memory at a time."""
+    sweep may take from the rest of the memory at a time. `keep_scales`: scales and biases of every expert stay in memory
+    once they were read, beside the slots."""
 
     n_slots: int
     k: int
@@ -50,6 +52,7 @@ class StoreOptions:
     direct: bool = False
     n_readers: int = 4
     sweep_slots: int = 16
+    keep_scales: bool = False
 
     def __post_init__(self) -> None:
         check_policy(self.policy)
@@ -62,9 +65,9 @@ class StoreOptions:
                 raise OptionError(f"{getattr(self, name)} is too few", where=f"option {name!r}", hint=f"at least {least}")
 
 
-def slot_bytes(layouts: Iterable[ExpertLayout], direct: bool) -> int:
+def slot_bytes(layouts: Iterable[ExpertLayout], direct: bool, keep_scales: bool = False) -> int:
     """Bytes of memory for one expert, whichever it is. Direct reads need room for whole pages."""
-    return max(slot_bytes_of(component_sizes(layout), direct) for layout in set(layouts))
+    return max(slot_bytes_of(slot_sizes(layout, keep_scales), direct) for layout in set(layouts))
 
 
 def slot_bytes_of(sizes: Sequence[int], direct: bool) -> int:
@@ -128,7 +131,7 @@ class ExpertStore:
         self._tables = {layer: checkpoint.experts(layer) for layer in layers}
         self._paths = checkpoint.files.paths
         floor = layer_floor(options.n_slots, len(self._tables), options.k)
-        native = native_layers(self._tables.values())
+        native = native_layers(self._tables.values(), options.keep_scales)
         n_native = options.n_readers if options.reader == "native" else 0
         paths = [str(path) for path in self._paths]
         with native_errors():
