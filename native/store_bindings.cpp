@@ -199,8 +199,8 @@ void bind_replay(nb::module_& m) {
 }
 
 std::shared_ptr<Store> open_store(std::vector<std::string> paths, nb::list layers, int n_slots, int floor, std::string policy,
-                                  bool direct, int n_readers, int sweep_slots) {
-    StoreOptions options{std::move(paths), {}, n_slots, floor, std::move(policy), direct, n_readers, sweep_slots};
+                                  bool direct, int n_readers, int sweep_slots, int64_t under_way) {
+    StoreOptions options{std::move(paths), {}, n_slots, floor, std::move(policy), direct, n_readers, sweep_slots, under_way};
     for (nb::handle layer : layers)
         options.layers.push_back(layer.is_none() ? ExpertLayer{} : nb::cast<const ExpertLayer&>(layer));
     nb::gil_scoped_release release;
@@ -264,7 +264,7 @@ void bind_store(nb::module_& m) {
             return nb::cast(std::make_unique<PyJob>(self, std::move(*job)));
         });
     m.def("open_store", &open_store, nb::arg("paths"), nb::arg("layers"), nb::arg("n_slots"), nb::arg("floor"),
-          nb::arg("policy"), nb::arg("direct"), nb::arg("n_readers"), nb::arg("sweep_slots"));
+          nb::arg("policy"), nb::arg("direct"), nb::arg("n_readers"), nb::arg("sweep_slots"), nb::arg("under_way") = 0);
     m.def("slot_bytes", [](const std::vector<int64_t>& sizes, bool direct) { return Store::slot_bytes(sizes, direct); },
           nb::arg("sizes"), nb::arg("direct"));
 }

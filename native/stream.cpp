@@ -50,7 +50,7 @@ void Stream::finish() {
     const auto stats = store_->stats();
     if (sweep_) return;  // prompts have no part in what decoding learns
     const double ns = std::max(1.0, double((std::chrono::steady_clock::now() - started_).count()));
-    const double reading = double(stats.read_ns - before_.read_ns) / (ns * std::max(1, store_->n_readers()));
+    const double reading = double(stats.read_ns - before_.read_ns) / (ns * store_->depth());
     reach_.learn(stats.hints_issued - before_.hints_issued, stats.hints_useful - before_.hints_useful,
                  1.0 - std::min(1.0, reading), double(stats.stall_ns - before_.stall_ns) / ns);
 }

@@ -112,13 +112,21 @@ void Store::unpin(int i) {
     }
 }
 
+// Whether there is a read to begin, and it would not keep the drive busy for too long.
+bool Store::may_read() const {
+    const int next = queue_.first();
+    if (next < 0 || n_running_ == 0 || options_.under_way == 0) return next >= 0;
+    const Slot& s = slots_[size_t(next / n_components_)];
+    return under_way_ + layer(s.layer).components[size_t(next % n_components_)].bytes <= options_.under_way;
+}
+
 std::optional<Job> Store::take(std::chrono::nanoseconds patience) {
     Lock lock(mutex_);
     const auto until = Clock::now() + patience;
     ++n_idle_;
-    work_.wait_until(lock, until, [&] { return closed_ || !queue_.empty(); });
+    work_.wait_until(lock, until, [&] { return closed_ || may_read(); });
     --n_idle_;
-    const int next = closed_ ? -1 : queue_.pop();
+    const int next = closed_ || !may_read() ? -1 : queue_.pop();
     if (next < 0) return std::nullopt;
     wake_readers();
     const int i = next / n_components_, c = next % n_components_;
@@ -139,6 +147,7 @@ std::optional<Job> Store::take(std::chrono::nanoseconds patience) {
     job.start = Clock::now();
     job.memory = memory_;
     ++s.running;
+    under_way_ += job.extent.length;
     if (n_running_++ == 0) busy_since_ = job.start;
     return job;
 }
@@ -152,6 +161,7 @@ void Store::finish(const Job& job, const ReadResult& result, const std::string& 
     Slot& s = slot(job.slot);
     --s.running;
     --s.left;
+    under_way_ -= job.extent.length;
     if (--n_running_ == 0) stats_.read_busy_ns += std::chrono::nanoseconds(now - busy_since_).count();
     stats_.read_ns += std::chrono::nanoseconds(now - job.start).count();
     stats_.reads += 1;

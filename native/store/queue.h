@@ -15,6 +15,7 @@ public:
     bool empty() const { return demands_.empty() && hints_.empty(); }
     bool has(int job) const { return demands_.has(job) || hints_.has(job); }
     void push(int job, Priority priority);
+    int first() const { return demands_.empty() ? hints_.first() : demands_.first(); }  // what pop would give
     int pop();                // -1: none
     bool remove(int job);     // false where it does not wait
     bool promote(int job);    // from hint to demand, where it waits as a hint

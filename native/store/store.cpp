@@ -35,8 +35,8 @@ int64_t sum(const std::vector<int64_t>& values) { return std::accumulate(values.
 
 StoreOptions checked(StoreOptions options) {
     if (options.n_slots < 1) throw std::invalid_argument("a store needs at least one slot");
-    if (options.floor < 0 || options.n_readers < 0 || options.sweep_slots < 1)
-        throw std::invalid_argument("floor, n_readers or sweep_slots");
+    if (options.floor < 0 || options.n_readers < 0 || options.sweep_slots < 1 || options.under_way < 0)
+        throw std::invalid_argument("floor, n_readers, sweep_slots or under_way");
     if (max_experts(options.layers) == 0) throw std::invalid_argument("no layer has experts");
     for (const ExpertLayer& layer : options.layers) check_layer(layer, int(options.paths.size()));
     return options;
@@ -75,6 +75,11 @@ Store::Store(StoreOptions options)
         if (options_.direct && files_.back()->direct_descriptor() < 0)
             notes_.push_back(path + ": its file system has no direct reads; it is read through the page cache");
     }
+    int64_t largest = 1;
+    for (const ExpertLayer& layer : options_.layers)
+        for (const Component& component : layer.components) largest = std::max(largest, component.bytes);
+    depth_ = std::max(1, options_.n_readers);
+    if (options_.under_way) depth_ = int(std::clamp<int64_t>(options_.under_way / largest, 1, depth_));
     memory_ = std::make_shared<const Arena>(options_.n_slots, slot_bytes_, kept_bytes);
     wanted_.reserve(marks_.size());
 }

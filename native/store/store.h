@@ -54,6 +54,7 @@ struct StoreOptions {
     bool direct = false;
     int n_readers = 4;     // 0: somebody else calls take and finish
     int sweep_slots = 16;  // that a sweep may take from others at a time
+    int64_t under_way = 0;  // bytes that readers may be reading at a time, because a demand waits for them; 0: any
 };
 
 // One component of one expert on its way into a slot. Keeps the memory alive.
@@ -122,7 +123,7 @@ public:
     std::vector<uint8_t> resident() const;  // by layer and expert (as many as the layer with most has): 1 where it is in memory
     int n_layers() const { return int(options_.layers.size()); }
     const ExpertLayer& layer(int layer) const { return options_.layers.at(size_t(layer)); }
-    int n_readers() const { return options_.n_readers; }
+    int depth() const { return depth_; }  // reads of weights that can be under way at a time
     int64_t n_bytes() const { return n_bytes_; }  // of all experts
     int64_t slot_bytes() const { return slot_bytes_; }
     // Bytes of a slot for experts with components of these sizes.
@@ -168,6 +169,7 @@ private:
     void wake_readers() {
         if (n_idle_ && !queue_.empty()) work_.notify_one();
     }
+    bool may_read() const;
     int64_t expert_bytes(int layer) const { return expert_bytes_[size_t(layer)]; }
     uint8_t* component(const Arena& memory, int slot, int layer, int expert, int component) const;
     bool there(int layer, int expert, int component) const;  // kept, and was read
@@ -201,6 +203,7 @@ private:
 
     StoreOptions options_;
     int n_components_ = 0;  // of the layer with most
+    int depth_ = 1;
     int64_t slot_bytes_ = 0;
     std::vector<SlotLayout> layouts_;  // by layer
     std::vector<KeptLayout> kept_layouts_;
@@ -222,6 +225,7 @@ private:
     uint32_t mark_ = 0;
     int n_waiting_ = 0;             // experts of all leases without a slot
     int n_filling_ = 0, n_running_ = 0, n_waiters_ = 0, n_idle_ = 0;
+    int64_t under_way_ = 0;  // bytes being read
     int64_t bytes_resident_ = 0;
     std::vector<std::vector<uint16_t>> kept_;  // by layer and expert: the components that are kept and there, a bit each
     Clock::time_point busy_since_;

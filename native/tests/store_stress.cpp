@@ -146,6 +146,7 @@ int main(int argc, char** argv) {
             options.n_readers = 1 + int(seed % 4);
             options.policy = seed % 2 ? "lru" : "lfru";
             keep_small(options.layers, n_slots == 17);
+            options.under_way = n_slots == 64 ? 0 : 200000;
             run(options, seed++, rounds, false, false);
             for (int i = 0; i < 5; ++i) {
                 keep_small(options.layers, i % 2);

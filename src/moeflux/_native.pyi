@@ -213,5 +213,6 @@ def open_store(
     direct: bool,
     n_readers: int,
     sweep_slots: int,
+    under_way: int = 0,
 ) -> Store: ...
 def slot_bytes(sizes: Sequence[int], direct: bool) -> int: ...

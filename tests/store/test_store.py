@@ -241,3 +241,32 @@ def test_scales_that_cannot_be_read_are_asked_for_again(tmp_path):
         with store.acquire(0, [1]) as lease:
             assert lease.next() == [1]
             assert held(lease, 1) == experts.contents[0, 1]
+
+
+def test_no_more_is_under_way_than_allowed(tmp_path):
+    """A read begins only beside others that are small enough together; alone, always."""
+    experts = make_experts(tmp_path, codec=CODECS["affine"], hidden=256, width=256)
+    sizes = [component.nbytes for component in experts.experts(0).layout.components()]
+    with experts.open(n_slots=4, reader="manual", under_way=sizes[0] + sizes[1]) as store, store.acquire(0, [2]) as lease:
+        take = store.native.take_job
+        first, second = take(0), take(0)
+        assert (first.component, second.component) == (0, 1)
+        assert take(0) is None
+        first.finish(0, errno.EIO)
+        second.finish(second.length)
+        with pytest.raises(ReadError):
+            lease.next()
+        for expert, limit in ((3, 1), (4, 10 * sum(sizes))):
+            with experts.open(n_slots=4, reader="manual", under_way=limit) as other, other.acquire(0, [expert]) as lease:
+                jobs = [other.native.take_job(0) for _ in range(9)]
+                assert sum(job is not None for job in jobs) == (1 if limit == 1 else 9)
+                del jobs
+    for reader in ("native", "python"):
+        options = {"reader": reader, "n_readers": 4, "under_way": sizes[0], "keep_scales": True}
+        with experts.open(n_slots=3, **options) as store, store.acquire(1, range(6), sweep=True) as lease:
+            left = set(range(6))
+            while ready := lease.next():
+                assert all(held(lease, expert) == experts.contents[1, expert] for expert in ready)
+                left -= set(ready)
+                lease.release(ready)
+            assert left == set()

@@ -179,27 +179,11 @@ def test_choice(samples, direct, n_readers):
     assert (best.direct, best.n_readers) == (direct, n_readers)
 
 
-@pytest.mark.parametrize(
-    ("expert", "n_reads", "n_readers"),
-    [
-        (1.7e6, 9, 16),  # small reads: many under way are soon over
-        (1.5e6, 3, 4),  # an expert that is needed now would wait for eight megabytes
-        (22e6, 3, 4),  # with large experts that is little
-        (70e6, 2, 1),
-    ],
-)
-def test_what_is_under_way_holds_nothing_up(expert, n_reads, n_readers):
-    samples = [sample(True, 1, 1.2e9), sample(True, 4, 2e9), sample(True, 16, 2.1e9)]
-    assert choose(samples, int(expert), n_reads).n_readers == n_readers
-    assert choose([sample(True, 4, 2e9), sample(True, 16, 9e9)], int(expert), n_reads).n_readers == 16  # worth waiting for
-
-
 def test_without_scales(checkpoint):
     """Where they are kept in memory, only weights are read."""
     whole = sum(table.nbytes for table in map(checkpoint.experts, LAYERS))
     scales = 2 * 2 / 32  # two of two bytes for 64 codes of half a byte
     with ExpertReads(checkpoint, LAYERS, weights_only=True) as reads:
-        assert reads.reads_per_expert == 3
         assert reads.sample(False, 1, 1.0).n_bytes == pytest.approx(whole / (1 + scales))
 
 

@@ -74,10 +74,6 @@ class ExpertReads:
     def expert_bytes(self) -> int:
         return max(sum(extent.length for extent in self._extents(table, 0)) for table in self._tables)
 
-    @property
-    def reads_per_expert(self) -> int:
-        return max(len(self._extents(table, 0)) for table in self._tables)
-
     def sample(self, direct: bool, n_readers: int, seconds: float) -> Sample:
         """Read for about so long, or less where a sample is full before."""
         limit = max(SAMPLE_BYTES, 2 * n_readers * self.expert_bytes)

@@ -35,7 +35,7 @@ from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.sizes import measure
 from moeflux.runtime.trace import Trace
 from moeflux.runtime.trunk import check_trunk, load_trunk
-from moeflux.store.policy import sweep_slots
+from moeflux.store.policy import bytes_under_way, sweep_slots
 from moeflux.store.stats import StoreStats
 from moeflux.store.store import StoreOptions
 from moeflux.store.trace import TraceRecorder
@@ -213,6 +213,7 @@ def _open_experts(
         n_readers=plan.n_readers,
         sweep_slots=sweep_slots(plan.n_slots),
         keep_scales=plan.keep_scales,
+        under_way=bytes_under_way(plan.slot_bytes) if plan.keep_scales else 0,
     )
     experts = Experts(spec, checkpoint, ops, options, config.hints, config.bits)
     try:

@@ -17,9 +17,7 @@ from moeflux.runtime.drive import ExpertReads, Sample
 DEPTHS = (1, 4, 16)  # readers
 SAMPLE_SECONDS = 0.1
 MOST_SECONDS = 2.0
-CLOSE = 0.5  # of the best rate: short samples are noisy, and too few readers cost speed
-UNDER_WAY = 4 * 2**20  # bytes that readers may have under way, because an expert that is needed now waits for them,
-UNDER_WAY_EXPERTS = 1.5  # or so many experts, where those are large
+CLOSE = 0.5  # of the best rate: short samples are noisy, idle readers cost little, and too few cost speed
 DIRECT_WORTH = 0.9  # of the buffered rate: direct reads leave the page cache and the processor alone
 MEMORY_BYTES = 256 * 2**20
 
@@ -65,32 +63,24 @@ def probe_drive(
                 if samples and time.perf_counter() - start + seconds > MOST_SECONDS:
                     break
                 samples.append(reads.sample(direct, n_readers, seconds))
-        expert_bytes, n_reads = reads.expert_bytes, reads.reads_per_expert
     if len(samples) < len(DEPTHS) * (1 if reads.no_direct else 2):
         notes.append(f"the drive is slow: {len(samples)} measurements took all the time there is for it")
     if not all(sample.cold for sample in samples):
         notes.append("some of the files could not be dropped from memory: buffered reads were not cold")
-    best = choose(samples, expert_bytes, n_reads)
+    best = choose(samples)
     elapsed = time.perf_counter() - start
     return DriveProbe(tuple(samples), best.direct, best.n_readers, best.bytes_s, best.cold, elapsed, tuple(notes))
 
 
-def choose(samples: Sequence[Sample], expert_bytes: int = 0, n_reads: int = 1) -> Sample:
-    """The sample whose reader is the best choice, for experts of that size in so many reads.
-
-    A rate that the page cache gave counts only where there is no other. As many readers as possible, unless what they have
-    under way would hold up an expert that is needed now.
-    """
+def choose(samples: Sequence[Sample]) -> Sample:
+    """The sample whose reader is the best choice. A rate that the page cache gave counts only where there is no other."""
     honest = [sample for sample in samples if sample.cold] or list(samples)
     best = max(honest, key=lambda sample: sample.bytes_s)
     direct = [sample for sample in honest if sample.direct]
     if direct and max(sample.bytes_s for sample in direct) >= DIRECT_WORTH * best.bytes_s:
         best = max(direct, key=lambda sample: sample.bytes_s)
     alike = [s for s in honest if s.direct == best.direct and s.bytes_s >= CLOSE * best.bytes_s]
-    fewest = min(alike, key=lambda sample: sample.n_readers)
-    most = max(UNDER_WAY, UNDER_WAY_EXPERTS * expert_bytes)
-    few = [sample for sample in alike if sample.n_readers * expert_bytes / n_reads <= most]
-    return max(few or [fewest], key=lambda sample: sample.n_readers)
+    return max(alike, key=lambda sample: sample.n_readers)
 
 
 def probe_memory(threads: int, n_bytes: int = MEMORY_BYTES) -> MemoryProbe:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import moeflux._native as _native
 from moeflux.core.errors import OptionError
 
+UNDER_WAY = 2 * 2**20  # keeps a drive of 2 GB/s busy for a millisecond
 POLICIES = ("lru", "lfru")
 
 
@@ -24,6 +25,11 @@ def layer_floor(n_slots: int, n_layers: int, k: int) -> int:
 def sweep_slots(n_slots: int) -> int:
     """Slots that a prompt's sweep takes from the rest: enough for the drive to go on while a layer is computed."""
     return max(16, min(64, n_slots // 16))
+
+
+def bytes_under_way(slot_bytes: int) -> int:
+    """That are read at a time where only weights are read: more would hold up an expert that is needed now."""
+    return max(UNDER_WAY, slot_bytes * 3 // 2)
 
 
 def check_policy(policy: str) -> None:

@@ -43,7 +43,7 @@ READERS = ("native", "python")
 class StoreOptions:
     """`n_slots`: experts in memory at most. `k`: experts that one token asks of a layer. `sweep_slots`: how many slots a
     sweep may take from the rest of the memory at a time. `keep_scales`: scales and biases of every expert stay in memory
-    once they were read, beside the slots."""
+    once they were read, beside the slots. `under_way`: bytes that are read at a time at most, 0 for any."""
 
     n_slots: int
     k: int
@@ -53,6 +53,7 @@ class StoreOptions:
     n_readers: int = 4
     sweep_slots: int = 16
     keep_scales: bool = False
+    under_way: int = 0
 
     def __post_init__(self) -> None:
         check_policy(self.policy)
@@ -136,8 +137,9 @@ class ExpertStore:
         paths = [str(path) for path in self._paths]
         with native_errors():
             self.native = _native.open_store(
-                paths, native, options.n_slots, floor, options.policy, options.direct, n_native, options.sweep_slots
-            )
+                paths, native, options.n_slots, floor, options.policy, options.direct, n_native, options.sweep_slots,
+                options.under_way,
+            )  # fmt: skip
         self._readers: PythonReaders | None = None
         if options.reader == "python":
             try:
