@@ -128,7 +128,6 @@ std::optional<Job> Store::take(std::chrono::nanoseconds patience) {
     --n_idle_;
     const int next = closed_ || !may_read() ? -1 : queue_.pop();
     if (next < 0) return std::nullopt;
-    wake_readers();
     const int i = next / n_components_, c = next % n_components_;
     Slot& s = slot(i);
     const Component& component = layer(s.layer).components[size_t(c)];
@@ -149,6 +148,7 @@ std::optional<Job> Store::take(std::chrono::nanoseconds patience) {
     ++s.running;
     under_way_ += job.extent.length;
     if (n_running_++ == 0) busy_since_ = job.start;
+    wake_readers();
     return job;
 }
 

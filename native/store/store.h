@@ -167,7 +167,7 @@ private:
     int job(int slot, int component) const { return slot * n_components_ + component; }
     // One of them, who wakes the next: whoever asked has something better to do.
     void wake_readers() {
-        if (n_idle_ && !queue_.empty()) work_.notify_one();
+        if (n_idle_ && may_read()) work_.notify_one();
     }
     bool may_read() const;
     int64_t expert_bytes(int layer) const { return expert_bytes_[size_t(layer)]; }
