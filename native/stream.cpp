@@ -83,7 +83,8 @@ void Stream::count_foreseen(size_t layer, const int64_t* ids, int64_t n) {
 }
 
 // Decode: the next layer, and one further away, whose reads get more time; those in between had their turn before. The next
-// layer is looked at again when this one has ended (`end`): what is seen then is nearly always right. A prompt: the next layer, once its own experts all have slots (see hint_ahead).
+// layer is looked at again when this one has ended (`end`): what is seen then is nearly always right. A prompt: the next layer,
+// once its own experts all have slots (see hint_ahead).
 void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
     if (!foresee_ || !hints()) return;
     if (sweep_) {

@@ -24,6 +24,13 @@ int max_components(const std::vector<ExpertLayer>& layers) {
     return int(n);
 }
 
+int64_t largest_component(const std::vector<ExpertLayer>& layers) {
+    int64_t bytes = 1;
+    for (const ExpertLayer& layer : layers)
+        for (const Component& component : layer.components) bytes = std::max(bytes, component.bytes);
+    return bytes;
+}
+
 // Of the components that are kept, or of those that are not; 0 for the others.
 std::vector<int64_t> sizes(const ExpertLayer& layer, bool kept) {
     std::vector<int64_t> result;
@@ -75,11 +82,8 @@ Store::Store(StoreOptions options)
         if (options_.direct && files_.back()->direct_descriptor() < 0)
             notes_.push_back(path + ": its file system has no direct reads; it is read through the page cache");
     }
-    int64_t largest = 1;
-    for (const ExpertLayer& layer : options_.layers)
-        for (const Component& component : layer.components) largest = std::max(largest, component.bytes);
     depth_ = std::max(1, options_.n_readers);
-    if (options_.under_way) depth_ = int(std::clamp<int64_t>(options_.under_way / largest, 1, depth_));
+    if (options_.under_way) depth_ = int(std::clamp<int64_t>(options_.under_way / largest_component(options_.layers), 1, depth_));
     memory_ = std::make_shared<const Arena>(options_.n_slots, slot_bytes_, kept_bytes);
     wanted_.reserve(marks_.size());
 }

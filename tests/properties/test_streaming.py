@@ -51,6 +51,7 @@ def test_streaming_equals_resident(name, slots, policy, hints, reader, scales, t
     options = {"slots": slots, "policy": policy, "hints": hints, "reader": reader, "scales": scales, "threads": threads}
     with moeflux.load(DATA / "mlx" / name, **options) as engine:
         assert engine.plan.keep_scales == (scales == "kept" and not engine.plan.resident)
+        assert bool(engine.model.experts.store.options.under_way) == engine.plan.keep_scales
         logits, ids = run(engine, 3)
         stats = engine.model.experts.store.stats()
     whole, tokens = expected(name, "native")

@@ -117,6 +117,15 @@ def test_there_may_be_no_scales_to_keep():
     p = make_plan(spec, sizes, replace(GIVEN, budget=40 * GB, scales="kept"))
     assert not p.keep_scales
     assert p.memory.scales == sizes.kept_scales == 0
+    assert p.warnings == ("scales are not kept in memory: there are none",)
+    assert make_plan(spec, sizes, replace(GIVEN, budget=40 * GB)).warnings == ()
+
+
+def test_scales_that_do_not_fit_are_not_kept_in_silence():
+    small = plan("qwen3-30b-a3b", budget=3 * GB, scales="kept")
+    assert not small.keep_scales
+    assert "scales are not kept in memory: those of all experts take 1.81 GB" in small.warnings
+    assert "scales" not in str(plan("qwen3-30b-a3b", budget=64 * GB, scales="kept").warnings)
 
 
 def test_everything_resident_reads_nothing():

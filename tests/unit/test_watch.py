@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -86,3 +88,28 @@ def test_overlap_counts_experts_of_the_same_layer():
     earlier, later = np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), np.array([[4, 9, 2, 10], [1, 2, 3, 4]])
     assert overlap(earlier, later) == 2 / 8
     assert overlap(later, later) == 1
+
+
+def test_the_next_router_is_asked_again_when_a_layer_has_ended(tmp_path):
+    """With mixers that add nothing, it sees then exactly what it will see: every guess is right."""
+    folder = tmp_path / "model"
+    write_checkpoint(WIDE, folder)
+    silence_mixers(folder)
+    with Engine(EngineConfig(folder, threads=1, slots=96)) as engine:
+        sequence, stream = engine.sequence(), engine.model.experts.stream
+        for token in TokenStream("uniform", 4096).take(20):
+            engine.forward(Segment(sequence, [token]))
+        n_layers = len(engine.spec.moe_layers())
+        assert stream.foreseen == stream.asked == 20 * 4 * (n_layers - 1)  # nobody guesses what the first layer wants
+
+
+def silence_mixers(folder) -> None:
+    """Zero scales and biases of what mixers put out."""
+    (path,) = folder.glob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    for name, tensor in json.loads(data[8 : 8 + length]).items():
+        if name.endswith(("o_proj.scales", "o_proj.biases", "out_proj.scales", "out_proj.biases")):
+            begin, end = (8 + length + offset for offset in tensor["data_offsets"])
+            data[begin:end] = bytes(end - begin)
+    path.write_bytes(data)

@@ -130,10 +130,14 @@ def _streamed(row: SpeedRow, streaming: Streaming) -> list[Line]:
     readers = f"{s['n_readers']} readers, {'O_DIRECT' if s['direct'] else 'buffered'}"
     guesses = f"{percent(s['guess_precision'])} right, {percent(s['guess_recall'])} of all; {s['hint_width']} per layer now"
     hints = f"{percent(s['hint_precision'])} precision, {percent(s['hint_recall'])} of the reads ({s['hints']})"
+    scales = "; and the scales of all" if s["keep_scales"] else ""
     decode = [("hints", hints), ("  the next router's guesses", guesses)]
     return [
         *(_decode_limit(s) if row.kind == "decode" else _prefill_limit(s)),
-        ("experts in memory", f"{s['n_slots']} of {s['n_experts']} ({s['n_slots'] / s['n_experts']:.0%}), {s['policy']}"),
+        (
+            "experts in memory",
+            f"{s['n_slots']} of {s['n_experts']} ({s['n_slots'] / s['n_experts']:.0%}), {s['policy']}{scales}",
+        ),
         ("hit rate", percent(s["hit_rate"])),
         ("had to be read per token", format_bytes(s["bytes_missing_per_token"])),
         ("was read per token", format_bytes(s["bytes_read_per_token"])),

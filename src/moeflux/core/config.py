@@ -14,7 +14,7 @@ BACKENDS = ("native", "numpy")
 ISAS = ("auto", "avx512_vnni", "avx2", "generic")
 Kv = Literal["bf16", "f32"]  # how keys, values and latents are kept
 Hints = Literal["none", "previous", "lookahead", "both"]  # how experts that later layers will want are foreseen
-Scales = Literal["auto", "kept", "streamed"]  # of experts that are not in memory
+Scales = Literal["auto", "kept", "streamed"]  # of all experts, where not every expert is in memory
 CHOICES = {
     "backend": ("auto", *BACKENDS),
     "isa": ISAS,

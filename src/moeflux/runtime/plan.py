@@ -105,7 +105,7 @@ def make_plan(spec: ModelSpec, sizes: Sizes, resources: Resources, prompt: int =
         cliff_budget=plain.cliff_budget,
         resident_budget=plain.resident_budget,
         forecast=forecast,
-        warnings=tuple(_warnings(spec, sizes, resources, plain, n_slots, chunk)),
+        warnings=tuple(_warnings(plain, choice)),
         drive_bytes_s=resources.rates.drive,
     )
 
@@ -177,15 +177,19 @@ def _state_words(resources: Resources) -> str:
     return f"{several} and kept prefixes" if resources.prefixes else several
 
 
-def _warnings(spec: ModelSpec, sizes: Sizes, resources: Resources, needs: Needs, n_slots: int, chunk: int) -> list[str]:
+def _warnings(needs: Needs, choice: _Choice) -> list[str]:
+    spec, sizes, resources, n_slots = needs.spec, needs.sizes, needs.resources, choice.n_slots
     found = []
+    if resources.scales == "kept" and not (choice.needs.keep_scales or choice.resident):
+        why = f"those of all experts take {format_bytes(sizes.kept_scales)}" if sizes.kept_scales else "there are none"
+        found.append(f"scales are not kept in memory: {why}")
     if n_slots < sizes.working_set:
         found.append(
             f"{n_slots} experts fit, one token needs {sizes.working_set}: below that an LRU cache has no hits at all; "
             f"from {format_at_least(needs.cliff_budget)} on it has"
         )
-    if chunk < min(USUAL_CHUNK, resources.context):
-        found.append(f"memory is tight: prompts run in chunks of {chunk} tokens, and each chunk reads experts anew")
+    if choice.chunk < min(USUAL_CHUNK, resources.context):
+        found.append(f"memory is tight: prompts run in chunks of {choice.chunk} tokens, and each chunk reads experts anew")
     if resources.context > spec.context:
         found.append(f"the context of {resources.context} is longer than the model's own, {spec.context}")
     return found
