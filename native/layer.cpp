@@ -165,13 +165,14 @@ int64_t run_layers(Machine& m, std::span<const Step> steps, float* x, int64_t to
     auto* ids = reinterpret_cast<int64_t*>(m.floats(10, tokens * k * 2));
     for (size_t i = 0; i < steps.size(); ++i) {
         const Layer& l = *steps[i].layer;
+        if (l.moe()) source.before(i, x, tokens);
         if (!run_mixer(m, l, x, tokens, steps[i].spans, h, ids, weights)) return int64_t(i);
         if (l.moe()) {
-            source.begin(i, ids, tokens * l.routing.k, tokens);
+            source.begin(i, ids, tokens * l.routing.k);
             source.meanwhile(i, x, tokens);
         }
         run_ffn(m, l, x, h, tokens, ids, weights, source, i + 1 < steps.size() ? steps[i + 1].layer : nullptr);
-        if (l.moe()) source.end(x, tokens);
+        if (l.moe()) source.end();
     }
     return -1;
 }

@@ -45,12 +45,13 @@ struct Layer {
 class ExpertSource {
 public:
     virtual ~ExpertSource() = default;
-    virtual void begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) = 0;
+    // Before a layer's mixer: x [T, hidden] as it comes in.
+    virtual void before(size_t, const float*, int64_t) {}
+    virtual void begin(size_t layer, const int64_t* ids, int64_t n) = 0;
     // Called after `begin`, when reads are under way: x [T, hidden] as it is between mixer and experts.
     virtual void meanwhile(size_t, const float*, int64_t) {}
     virtual Experts next() = 0;
-    // `x`: the hidden states behind the layer.
-    virtual void end(const float* x, int64_t tokens) = 0;
+    virtual void end() = 0;
 };
 
 struct Step {

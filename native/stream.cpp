@@ -36,8 +36,10 @@ Stream::Stream(std::shared_ptr<Store> store, Machine& machine, StreamOptions opt
     : store_(std::move(store)), machine_(machine), options_(options), reach_(options.previous || options.lookahead ? options.most : 0),
       previous_(size_t(store_->n_layers())), guesses_(size_t(store_->n_layers())) {}
 
-void Stream::start(std::span<const Step> steps) {
+void Stream::start(std::span<const Step> steps, int64_t tokens) {
     steps_ = steps;
+    sweep_ = tokens > kDecodeTokens;
+    first_ = true;
     routed_.clear();
     started_ = std::chrono::steady_clock::now();
     before_ = store_->stats();
@@ -55,8 +57,18 @@ void Stream::finish() {
                  1.0 - std::min(1.0, reading), double(stats.stall_ns - before_.stall_ns) / ns);
 }
 
-void Stream::begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) {
-    sweep_ = tokens > kDecodeTokens;
+// Only the mixer is still to come, so what the router sees now is nearly always what it will choose. Nobody has looked at a
+// token's first layers yet.
+void Stream::before(size_t layer, const float* x, int64_t tokens) {
+    if (sweep_ || !foresee_ || !hints()) return;
+    foresee(layer, x, tokens, options_.most, true);
+    if (!first_) return;
+    hint_previous(layer, tokens);
+    for (int ahead = 1; ahead < reach_.depth(); ++ahead) foresee(layer + size_t(ahead), x, tokens, reach_.far(), false);
+}
+
+void Stream::begin(size_t layer, const int64_t* ids, int64_t n) {
+    first_ = false;
     layer_ = layer;
     hinted_ahead_ = false;
     if (recording_) routed_.insert(routed_.end(), ids, ids + n);
@@ -82,9 +94,8 @@ void Stream::count_foreseen(size_t layer, const int64_t* ids, int64_t n) {
     guesses.clear();
 }
 
-// Decode: the next layer, and one further away, whose reads get more time; those in between had their turn before. The next
-// layer is looked at again when this one has ended (`end`): what is seen then is nearly always right. A prompt: the next layer,
-// once its own experts all have slots (see hint_ahead).
+// Decode: the next layer, and one further away, whose reads get more time; those in between had their turn before. A prompt:
+// the next layer, once its own experts all have slots (see hint_ahead).
 void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
     if (!foresee_ || !hints()) return;
     if (sweep_) {
@@ -93,17 +104,23 @@ void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
         return;
     }
     foresee(layer + 1, x, tokens, reach_.width(), true);
-    if (reach_.depth() > 1) foresee(layer + size_t(reach_.depth()), x, tokens, (reach_.width() + 1) / 2, false);
+    hint_previous(layer + 1, tokens);
+    if (reach_.depth() > 1) foresee(layer + size_t(reach_.depth()), x, tokens, reach_.far(), false);
 }
 
 void Stream::foresee(size_t layer, const float* x, int64_t tokens, int64_t width, bool soon) {
-    if (layer >= steps_.size() || !steps_[layer].layer->moe()) return;
+    if (!options_.lookahead || layer >= steps_.size() || !steps_[layer].layer->moe()) return;
     width = std::min(width, steps_[layer].layer->routing.experts);
-    if (options_.lookahead && look_ahead(layer, x, tokens, width))
+    if (look_ahead(layer, x, tokens, width))
         store_->hint(int(layer), guesses_[layer].data(), int64_t(guesses_[layer].size()), false, soon);
+}
+
+// What the layer chose for the previous token.
+void Stream::hint_previous(size_t layer, int64_t tokens) {
+    if (!options_.previous || layer >= steps_.size()) return;
     const auto& last = previous_[layer];
-    const int64_t n = std::min<int64_t>(int64_t(last.size()), tokens * width);
-    if (options_.previous && n > 0) store_->hint(int(layer), last.data(), n, false, soon);
+    const int64_t n = std::min<int64_t>(int64_t(last.size()), tokens * reach_.width());
+    if (n > 0) store_->hint(int(layer), last.data(), n, false, true);
 }
 
 // The router of a later layer applied to the hidden states of now, which the layers in between change little. False where a
@@ -151,10 +168,9 @@ Experts Stream::next() {
     return ready_;
 }
 
-void Stream::end(const float* x, int64_t tokens) {
+void Stream::end() {
     lease_ = Lease();
     if (sweep_) hint_ahead();
-    else if (foresee_ && hints()) foresee(layer_ + 1, x, tokens, options_.most, true);
 }
 
 }  // namespace moeflux

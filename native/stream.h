@@ -3,6 +3,7 @@
 // Lives as long as the engine, because what it learns about its predictions outlasts a token.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -20,7 +21,8 @@ class Reach {
 public:
     explicit Reach(int most) : most_(most), width_(most) {}
 
-    int width() const { return width_; }  // of the next layer when this one begins; further away half of it
+    int width() const { return width_; }  // of the next layer when this one begins
+    int far() const { return std::min(width_, sure()); }  // of one that is further away
     int depth() const { return depth_; }
     // After a token: hints that were issued and that were asked for, the share of the readers' time in which they had nothing
     // to read, and the share of the time that the token waited for experts.
@@ -51,7 +53,7 @@ public:
     // One forward, which may fail. The steps must outlive it.
     class Run {
     public:
-        Run(Stream& stream, std::span<const Step> steps) : stream_(stream) { stream_.start(steps); }
+        Run(Stream& stream, std::span<const Step> steps, int64_t tokens) : stream_(stream) { stream_.start(steps, tokens); }
         ~Run() { stream_.finish(); }
         Run(const Run&) = delete;
         Run& operator=(const Run&) = delete;
@@ -63,10 +65,11 @@ public:
     void record(bool on) { recording_ = on; }
     const std::vector<int16_t>& routed() const { return routed_; }
 
-    void begin(size_t layer, const int64_t* ids, int64_t n, int64_t tokens) override;
+    void before(size_t layer, const float* x, int64_t tokens) override;
+    void begin(size_t layer, const int64_t* ids, int64_t n) override;
     void meanwhile(size_t layer, const float* x, int64_t tokens) override;
     Experts next() override;
-    void end(const float* x, int64_t tokens) override;
+    void end() override;
 
     const Reach& reach() const { return reach_; }
     // Of the layers for which there was a guess: experts named, experts asked for, and those that were both.
@@ -79,10 +82,11 @@ private:
     static constexpr size_t kBatch = 16;         // experts of a prompt that are run before arrivals are looked for
     static constexpr int64_t kRows = 128;        // tokens of a prompt that stand for all where it is foreseen what comes next
 
-    void start(std::span<const Step> steps);
+    void start(std::span<const Step> steps, int64_t tokens);
     void finish();
     bool hints() const { return sweep_ ? options_.lookahead : reach_.width() > 0; }
     void foresee(size_t layer, const float* x, int64_t tokens, int64_t width, bool soon);
+    void hint_previous(size_t layer, int64_t tokens);
     bool look_ahead(size_t layer, const float* x, int64_t tokens, int64_t k);
     void hint_ahead();
     void count_foreseen(size_t layer, const int64_t* ids, int64_t n);
@@ -94,6 +98,7 @@ private:
     std::span<const Step> steps_;
     size_t layer_ = 0;
     bool foresee_ = false;       // something is not in memory
+    bool first_ = false;         // no layer with experts has begun
     bool hinted_ahead_ = false;  // a prompt's next layer
     Lease lease_;
     bool sweep_ = false;

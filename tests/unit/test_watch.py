@@ -90,7 +90,7 @@ def test_overlap_counts_experts_of_the_same_layer():
     assert overlap(later, later) == 1
 
 
-def test_the_next_router_is_asked_again_when_a_layer_has_ended(tmp_path):
+def test_a_router_is_asked_before_its_mixer(tmp_path):
     """With mixers that add nothing, it sees then exactly what it will see: every guess is right."""
     folder = tmp_path / "model"
     write_checkpoint(WIDE, folder)
@@ -100,7 +100,7 @@ def test_the_next_router_is_asked_again_when_a_layer_has_ended(tmp_path):
         for token in TokenStream("uniform", 4096).take(20):
             engine.forward(Segment(sequence, [token]))
         n_layers = len(engine.spec.moe_layers())
-        assert stream.foreseen == stream.asked == 20 * 4 * (n_layers - 1)  # nobody guesses what the first layer wants
+        assert stream.foreseen == stream.asked == 20 * 4 * n_layers
 
 
 def silence_mixers(folder) -> None:
