@@ -42,8 +42,8 @@ void Stream::start(std::span<const Step> steps, int64_t tokens) {
     first_ = true;
     routed_.clear();
     started_ = std::chrono::steady_clock::now();
-    before_ = store_->stats();
-    foresee_ = before_.bytes_resident < store_->n_bytes();
+    at_start_ = store_->stats();
+    foresee_ = at_start_.bytes_resident < store_->n_bytes();
     store_->next_token();
 }
 
@@ -52,9 +52,9 @@ void Stream::finish() {
     const auto stats = store_->stats();
     if (sweep_) return;  // prompts have no part in what decoding learns
     const double ns = std::max(1.0, double((std::chrono::steady_clock::now() - started_).count()));
-    const double reading = double(stats.read_ns - before_.read_ns) / (ns * store_->depth());
-    reach_.learn(stats.hints_issued - before_.hints_issued, stats.hints_useful - before_.hints_useful,
-                 1.0 - std::min(1.0, reading), double(stats.stall_ns - before_.stall_ns) / ns);
+    const double reading = double(stats.read_ns - at_start_.read_ns) / (ns * store_->depth());
+    reach_.learn(stats.hints_issued - at_start_.hints_issued, stats.hints_useful - at_start_.hints_useful,
+                 1.0 - std::min(1.0, reading), double(stats.stall_ns - at_start_.stall_ns) / ns);
 }
 
 // Only the mixer is still to come, so what the router sees now is nearly always what it will choose. Nobody has looked at a

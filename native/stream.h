@@ -107,7 +107,7 @@ private:
     int64_t guessed_ = 0, asked_ = 0, foreseen_ = 0;
     bool recording_ = false;
     std::vector<int16_t> routed_;
-    StoreStats before_;
+    StoreStats at_start_;
     std::chrono::steady_clock::time_point started_;
 };
 

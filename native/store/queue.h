@@ -12,7 +12,6 @@ class JobQueue {
 public:
     explicit JobQueue(int n_jobs) : demands_(n_jobs), hints_(n_jobs) {}
 
-    bool empty() const { return demands_.empty() && hints_.empty(); }
     bool has(int job) const { return demands_.has(job) || hints_.has(job); }
     void push(int job, Priority priority);
     int first() const { return demands_.empty() ? hints_.first() : demands_.first(); }  // what pop would give

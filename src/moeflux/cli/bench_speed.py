@@ -131,7 +131,7 @@ def _streamed(row: SpeedRow, streaming: Streaming) -> list[Line]:
     guesses = f"{percent(s['guess_precision'])} right, {percent(s['guess_recall'])} of all; {s['hint_width']} per layer now"
     hints = f"{percent(s['hint_precision'])} precision, {percent(s['hint_recall'])} of the reads ({s['hints']})"
     scales = "; and the scales of all" if s["keep_scales"] else ""
-    decode = [("hints", hints), ("  the next router's guesses", guesses)]
+    decode = [("hints", hints), ("  routers' guesses", guesses)]
     return [
         *(_decode_limit(s) if row.kind == "decode" else _prefill_limit(s)),
         (
