@@ -103,6 +103,17 @@ def test_a_router_is_asked_before_its_mixer(tmp_path):
         assert stream.foreseen == stream.asked == 20 * 4 * n_layers
 
 
+@pytest.mark.parametrize(("hints", "begins_reads"), [("none", False), ("previous", True)])
+def test_experts_of_the_previous_token_are_hinted(model, hints, begins_reads):
+    """Below one token's working set they are gone when the layer's turn comes again."""
+    with Engine(EngineConfig(model, threads=1, slots=9, hints=hints)) as engine:
+        assert engine.plan.n_slots < 4 * len(engine.spec.moe_layers())
+        for token in [7] * 10:
+            engine.forward(Segment(engine.sequence(), [token]))  # the same experts each time
+        stats = engine.stats()
+    assert (stats.hints_issued > 0, stats.hints_useful > 0) == (begins_reads, begins_reads)
+
+
 def silence_mixers(folder) -> None:
     """Zero scales and biases of what mixers put out."""
     (path,) = folder.glob("*.safetensors")
