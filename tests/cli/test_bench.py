@@ -52,6 +52,9 @@ def test_streaming(model, command):
     assert 0 < s["bytes_missing_per_token"] <= s["bytes_read_per_token"]
     assert s["drive_gb_s"][0] >= s["drive_gb_s"][1] > 0
     assert s["share_of_limit"][1] >= s["share_of_drive_limit"][1] > 0
+    assert s["share_of_limit_at_once"][1] >= s["share_of_limit"][1]
+    assert s["at_once_gb_s"]["drive"][1] > 0
+    assert s["at_once_gb_s"]["read"][1] > 0
     assert s["stall_ms_per_token"] > 0
     assert s["first"]["bytes"] > 0
     assert memory["peak"] <= memory["budget"]

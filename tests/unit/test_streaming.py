@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moeflux.bench.limits import Samples
-from moeflux.bench.streaming import Ceilings, Streaming, Work
+from moeflux.bench.streaming import Ceilings, Rates, Streaming, Work, seconds_at_once
 from moeflux.bench.watch import Lap
 from moeflux.store.stats import StoreStats
 
@@ -21,9 +21,11 @@ def lap(seconds=1.0, tokens=10, missing=GB, needed=2 * GB, forwards=10, guesses=
     return Lap(tokens, forwards, seconds, 0.9 * seconds, stats(**counts), *each, *guesses)
 
 
-def streaming(*laps: Lap, drive=(2 * GB,), read=(20 * GB,), multiply=(100 * GB,), macs=0) -> Streaming:
+def streaming(*laps: Lap, drive=(2 * GB,), read=(20 * GB,), multiply=(100 * GB,), macs=0, at_once=None) -> Streaming:
+    """`at_once`: drive and memory beside each other; without, as if alone."""
     n = len(laps) + 1
-    samples = [Samples(tuple(values) if len(values) == n else tuple(values) * n) for values in (drive, read, multiply)]
+    rates = (drive, read, multiply, *(at_once or (drive, read)))
+    samples = [Samples(tuple(values) if len(values) == n else tuple(values) * n) for values in rates]
     work = Work(trunk=GB, state=10**6, macs=macs)
     return Streaming(laps, Ceilings(*samples), work, laps[0], {"n_slots": 5}, True)
 
@@ -39,7 +41,7 @@ def test_the_drive_sets_the_limit():
 def test_memory_sets_the_limit_where_little_is_missing():
     found = streaming(lap(seconds=2.0, missing=GB // 10))
     assert found.bound == "memory"
-    assert found.times(found.laps[0], 2 * GB, 20 * GB, 1)["memory"] == pytest.approx((10 + 2 + 0.01) / 20)
+    assert found.times(found.laps[0], found.ceilings.best)["memory"] == pytest.approx((10 + 2 + 0.01) / 20)
     assert found.share_of_limit[1] == pytest.approx(12.01 / 20 / 2)
     assert found.share_of_drive_limit[1] == pytest.approx(0.05 / 2)
 
@@ -55,7 +57,7 @@ def test_arithmetic_counts_for_prompts_alone():
     slow = streaming(lap(missing=0, seconds=4.0), macs=20 * GB)
     assert slow.bound == "arithmetic"
     assert slow.share_of_limit[1] == pytest.approx(10 * 20 / 100 / 4)
-    assert "arithmetic" not in streaming(lap()).times(lap(), 1, 1, 1)
+    assert "arithmetic" not in streaming(lap()).times(lap(), slow.ceilings.best)
 
 
 def test_each_lap_is_compared_with_the_rates_around_it():
@@ -64,6 +66,26 @@ def test_each_lap_is_compared_with_the_rates_around_it():
     found = streaming(*laps, drive=(3 * GB, GB, GB, GB))
     assert found.share_of_limit[1] == pytest.approx(1.0)
     assert found.share_of_limit[0] == pytest.approx(2 / 3)  # against the best that was seen, none was good
+
+
+def test_drive_and_memory_at_once():
+    """While 2 GB come at 1 GB/s, 2 s, memory gives 20 of 30 GB at 10 GB/s; the rest comes alone at 20 GB/s."""
+    rates = Rates(drive=2 * GB, read=20 * GB, multiply=1, drive_at_once=GB, read_at_once=10 * GB)
+    assert seconds_at_once(2 * GB, 30 * GB, rates) == pytest.approx(2 + 10 / 20)
+    assert seconds_at_once(4 * GB, 30 * GB, rates) == pytest.approx(3 + 1 / 2)  # memory ends first
+    assert seconds_at_once(0, 30 * GB, rates) == pytest.approx(1.5)
+    better = Rates(drive=2 * GB, read=20 * GB, multiply=1, drive_at_once=3 * GB, read_at_once=30 * GB)
+    assert seconds_at_once(2 * GB, 30 * GB, better) == pytest.approx(1.5)  # noise does not make a limit easier
+
+
+def test_the_limit_at_once_is_never_easier():
+    """Ten forwards: 0.2 GB from the drive at 1 GB/s while memory gives 2 of 1.2 GB: memory ends first, after 0.12 s, then
+    0.08 GB at 2 GB/s."""
+    found = streaming(lap(seconds=2.0, missing=2 * GB), at_once=((GB,), (10 * GB,)))
+    assert found.share_of_limit[1] == pytest.approx(0.5)
+    memory = (1 + 0.2 + 0.001) / 10
+    assert found.share_of_limit_at_once[1] == pytest.approx(10 * (memory + (0.2 - memory) / 2) / 2)
+    assert streaming(lap(missing=GB)).share_of_limit_at_once == streaming(lap(missing=GB)).share_of_limit
 
 
 def test_wasted_reads_are_read_but_not_needed():

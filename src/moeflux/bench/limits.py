@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -52,6 +55,14 @@ class Limits:
         self._read.append(len(self._buffer) / min(self._ops.time_read(self._buffer) for _ in range(2)))
         self._multiply.append(self._ops.multiply_rate())
 
+    def read_until(self, done: threading.Event) -> float:
+        """Bytes per second while something else runs; not a sample."""
+        start, n_bytes = time.perf_counter(), 0
+        while n_bytes == 0 or not done.is_set():
+            self._ops.time_read(self._buffer)
+            n_bytes += len(self._buffer)
+        return n_bytes / (time.perf_counter() - start)
+
     @property
     def read(self) -> Samples:
         """Bytes per second."""
@@ -80,11 +91,15 @@ class DriveLimit:
         """Bytes per second."""
         return Samples(tuple(self._rates))
 
-    def sample(self, seconds: float = DRIVE_SECONDS) -> None:
-        found = self._reads.sample(self._direct, self._n_readers, seconds)
-        self._rates.append(found.bytes_s)
+    def sample(self) -> None:
+        self._rates.append(self.look())
+
+    def look(self) -> float:
+        """Bytes per second now; not a sample."""
+        found = self._reads.sample(self._direct, self._n_readers, DRIVE_SECONDS)
         self.cold = self.cold and found.cold
         self.forget()
+        return found.bytes_s
 
     def forget(self) -> None:
         """What buffered reads have left in the page cache."""
@@ -98,3 +113,30 @@ class DriveLimit:
     def close(self) -> None:
         self._reads.close()
         self._checkpoint.close()
+
+
+class AtOnce:
+    """What drive and memory give while both are asked for all they have: neither computes, and yet they share the processor
+    (system calls, interrupts) and the memory. Sampled like `Limits`."""
+
+    def __init__(self, limits: Limits, drive: DriveLimit) -> None:
+        self._limits, self._drive = limits, drive
+        self._rates: list[tuple[float, float]] = []
+
+    def sample(self) -> None:
+        done = threading.Event()
+        with ThreadPoolExecutor(1) as beside:
+            drive = beside.submit(self._drive.look)
+            drive.add_done_callback(lambda _: done.set())
+            read = self._limits.read_until(done)
+        self._rates.append((drive.result(), read))
+
+    @property
+    def drive(self) -> Samples:
+        """Bytes per second."""
+        return Samples(tuple(drive for drive, _ in self._rates))
+
+    @property
+    def read(self) -> Samples:
+        """Bytes of memory per second."""
+        return Samples(tuple(read for _, read in self._rates))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from moeflux.bench.limits import DriveLimit, Limits, Samples
+from moeflux.bench.limits import AtOnce, DriveLimit, Limits, Samples
 from moeflux.bench.room import BUFFER_BYTES, MemoryUse, Room, memory_use
 from moeflux.bench.routing import TokenStream
 from moeflux.bench.streaming import Ceilings, Streaming, Work
@@ -149,6 +149,7 @@ class _Bench:
         self.watch = Watch(engine, recorder)
         self.limits = Limits(self.watch.ops, BUFFER_BYTES)
         self.drive = None if engine.plan.resident else DriveLimit(engine)
+        self.at_once = AtOnce(self.limits, self.drive) if self.drive else None
 
     @property
     def full(self) -> bool:
@@ -210,11 +211,12 @@ class _Bench:
 
     def _sample(self) -> None:
         self.limits.sample()
-        if self.drive:
+        if self.drive and self.at_once:
             self.drive.sample()
+            self.at_once.sample()
 
     def _streaming(self, laps: list[Lap], first: Lap, work: Work) -> Streaming | None:
-        if self.drive is None:
+        if self.drive is None or self.at_once is None:
             return None
         plan, config, stream = self.engine.plan, self.engine.config, self.engine.model.experts.stream
         setting = {
@@ -229,5 +231,5 @@ class _Bench:
             "n_readers": plan.n_readers,
             "keep_scales": plan.keep_scales,
         }
-        ceilings = Ceilings(self.drive.rate, self.limits.read, self.limits.multiply)
+        ceilings = Ceilings(self.drive.rate, self.limits.read, self.limits.multiply, self.at_once.drive, self.at_once.read)
         return Streaming(tuple(laps), ceilings, work, first, setting, self.drive.cold)

@@ -155,7 +155,12 @@ def _decode_limit(s: dict[str, Any]) -> list[Line]:
     return [
         ("I/O-only limit", f"{s['limit_tok_s']:.2f} tokens per second, set by the {s['bound']}"),
         ("share of the I/O-only limit", pair(s["share_of_limit"], ".0%")),
+        ("  with both at once", f"{pair(s['share_of_limit_at_once'], '.0%')}: {_at_once(s['at_once_gb_s'])}"),
     ]
+
+
+def _at_once(gb_s: dict[str, Any]) -> str:
+    return f"drive {pair(gb_s['drive'], '.2f')} GB/s while memory gives {pair(gb_s['read'], '.1f')}"
 
 
 def _prefill_limit(s: dict[str, Any]) -> list[Line]:
