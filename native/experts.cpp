@@ -9,6 +9,12 @@
 
 namespace moeflux {
 
+namespace {
+
+constexpr int64_t kTurnPairs = 2048;  // of token and expert at a time: what lies between their matrices costs little memory
+
+}  // namespace
+
 bool Machine::route(float* logits, const float* bias, int64_t tokens, const RouterShape& s, int64_t* ids, float* weights) {
     const Call call(*this);
     const size_t each = size_t(s.experts + 2 * s.groups);
@@ -87,21 +93,33 @@ int64_t Machine::group_pairs(const int64_t* ids, int64_t n, Experts ready) {
     return shares_.back();
 }
 
-// Rows of one call of `experts`: one for each pair, then one for each token of the shared expert. Pointers into scratch.
+// Rows of one turn of `experts`: one for each pair, then one for each token of the shared expert. Pointers into scratch.
 struct Machine::Inner {
     Experts ready;
+    const int64_t* shares;  // of these experts
+    const int64_t* pairs;   // those of this turn
     const SharedExpert* shared;
-    int64_t tokens, n_pairs, n_shared, most_tokens;
+    int64_t from, tokens, n_pairs, n_shared, most_tokens;
     const uint8_t **gate_in, **up_in, **down_in;  // records
     float **gate_out, **up_out, **down_out, **opened_out;
     float* opened;  // what the shared expert's output is multiplied with, per token
 
     int64_t rows() const { return n_pairs + n_shared; }
+    int64_t first(size_t e) const { return std::max(shares[e] - from, int64_t(0)); }
+    int64_t count(size_t e) const { return std::min(shares[e + 1] - from, n_pairs) - first(e); }
     const Matrix& down(int64_t row) const { return row < n_pairs ? *ready[0].down : *shared->down; }
 };
 
-Machine::Inner Machine::lay_out(int64_t n_pairs, int64_t tokens, Experts ready, const SharedExpert* shared) {
-    Inner in = {ready, shared, tokens, n_pairs, shared ? tokens : 0, 1, {}, {}, {}, {}, {}, {}, {}, {}};
+// Pairs from `from` on: those of as many whole experts as a turn takes, or a part of one.
+Machine::Inner Machine::lay_out(int64_t from, Experts ready, int64_t tokens, const SharedExpert* shared) {
+    const auto after = std::upper_bound(shares_.begin(), shares_.begin() + int64_t(ready.size()), from);
+    const size_t first = ready.empty() ? 0 : size_t(after - shares_.begin()) - 1;
+    size_t end = first;
+    while (end < ready.size() && shares_[end + 1] - from <= kTurnPairs) ++end;
+    const int64_t n_pairs = end > first || ready.empty() ? shares_[end] - from : kTurnPairs;
+    ready = ready.subspan(first, std::min(std::max(end, first + 1), ready.size()) - first);
+    Inner in = {ready,  shares_.data() + first, pairs_.data() + from, shared, from, tokens, n_pairs, shared ? tokens : 0, 1, {}, {},
+                {},     {},                     {},                   {},     {},   {}};
     const int64_t width = ready.empty() ? 0 : ready[0].gate->rows, shared_width = shared ? shared->gate->rows : 0;
     const int64_t rows = in.rows();
     const size_t bytes = size_t(n_pairs * width + in.n_shared * shared_width) * 4;
@@ -121,7 +139,7 @@ Machine::Inner Machine::lay_out(int64_t n_pairs, int64_t tokens, Experts ready, 
         in.gate_out[p] = gate + at;
         in.up_out[p] = up + at;
     }
-    for (size_t e = 0; e < ready.size(); ++e) in.most_tokens = std::max(in.most_tokens, shares_[e + 1] - shares_[e]);
+    for (size_t e = 0; e < ready.size(); ++e) in.most_tokens = std::max(in.most_tokens, in.count(e));
     return in;
 }
 
@@ -129,12 +147,12 @@ void Machine::add_gates_and_ups(const Inner& in, RecordKinds& kinds, int64_t k) 
     if (in.n_pairs) {
         const auto *for_gate = kinds.of(*in.ready[0].gate), *for_up = kinds.of(*in.ready[0].up);
         for (int64_t p = 0; p < in.n_pairs; ++p) {
-            in.gate_in[p] = for_gate[pairs_[size_t(p)] / k];
-            in.up_in[p] = for_up[pairs_[size_t(p)] / k];
+            in.gate_in[p] = for_gate[in.pairs[p] / k];
+            in.up_in[p] = for_up[in.pairs[p] / k];
         }
     }
     for (size_t e = 0; e < in.ready.size(); ++e) {
-        const int64_t first = shares_[e], count = shares_[e + 1] - first;
+        const int64_t first = in.first(e), count = in.count(e);
         if (count == 0) continue;
         const Matrix &gate = *in.ready[e].gate, &up = *in.ready[e].up;
         add_piece(gate, layout(gate), in.gate_in + first, in.gate_out + first, count, in.most_tokens);
@@ -149,8 +167,8 @@ void Machine::add_gates_and_ups(const Inner& in, RecordKinds& kinds, int64_t k) 
 
 void Machine::add_downs(const Inner& in) {
     for (size_t e = 0; e < in.ready.size(); ++e) {
-        const int64_t first = shares_[e], count = shares_[e + 1] - first;
         const Matrix& down = *in.ready[e].down;
+        const int64_t first = in.first(e), count = in.count(e);
         if (count) add_piece(down, layout(down), in.down_in + first, in.down_out + first, count, in.most_tokens);
     }
     if (in.shared)
@@ -183,26 +201,34 @@ void Machine::experts(const float* x, int64_t tokens, int64_t hidden, const int6
                       const SharedExpert* shared, float* outputs, Matrices then, bool again) {
     const Call call(*this);
     if (!again) inputs_->start(x, tokens);
-    const Inner in = lay_out(group_pairs(ids, tokens * k, ready), tokens, ready, shared);
-    if (in.rows() == 0) return;
-    for (int64_t p = 0; p < in.n_pairs; ++p) in.down_out[p] = outputs + pairs_[size_t(p)] * hidden;
+    const int64_t n_pairs = group_pairs(ids, tokens * k, ready);
+    for (int64_t done = 0; shared || done < n_pairs; shared = nullptr) {
+        const Inner in = lay_out(done, ready, tokens, shared);
+        done += in.n_pairs;
+        run_turn(in, hidden, k, outputs, then);
+    }
+}
+
+void Machine::run_turn(const Inner& in, int64_t hidden, int64_t k, float* outputs, Matrices then) {
+    const SharedExpert* shared = in.shared;
+    for (int64_t p = 0; p < in.n_pairs; ++p) in.down_out[p] = outputs + in.pairs[p] * hidden;
     for (int64_t t = 0; t < in.n_shared; ++t) {
         in.down_out[in.n_pairs + t] = shared->y + t * hidden;
         in.opened_out[t] = in.opened + t;
     }
-    if (tokens == 1) {
+    if (in.tokens == 1) {
         add_downs(in);
         expect_pieces();
     }
     add_gates_and_ups(in, *inputs_, k);
     run_pieces();
     activate(in);
-    if (tokens == 1) expect(then);
+    if (in.tokens == 1) expect(then);
     add_downs(in);
     run_pieces();
     if (!shared || !shared->output_gate) return;
-    k_->sigmoid(in.opened, tokens, in.opened);
-    over_tokens(tokens, [&](int64_t first, int64_t last, int) {
+    k_->sigmoid(in.opened, in.tokens, in.opened);
+    over_tokens(in.tokens, [&](int64_t first, int64_t last, int) {
         for (int64_t t = first; t < last; ++t)
             for (int64_t i = 0; i < hidden; ++i) shared->y[t * hidden + i] *= in.opened[t];
     });

@@ -45,6 +45,8 @@ struct Next {
     int64_t row = 0;
 };
 
+constexpr int64_t kMostTokens = 512;  // of one call of `rows`
+
 struct Kernels {
     const char* name;
 
@@ -53,7 +55,7 @@ struct Kernels {
     // One token's record from floats.
     void (*quantize)(const float* x, int64_t cols, int group, Layout, uint8_t* record);
     // y[t][r] for r in [first, last), from records in the matrix' layout. `next`: what this thread will read after that,
-    // to be prefetched. `work`: workspace_bytes() of scratch.
+    // to be prefetched. `work`: workspace_bytes() of scratch. At most kMostTokens.
     void (*rows)(const Matrix&, Layout, const uint8_t* const* records, int64_t tokens, float* const* y, int64_t first,
                  int64_t last, Next next, uint8_t* work);
     size_t (*workspace_bytes)();

@@ -2,10 +2,29 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
+
+#include "buffers.h"
 
 namespace moeflux {
 
 namespace {
+
+// Of mixers and dense layers, whose own values are many times as wide as x: so that they stay in the caches, and cost little
+// memory.
+constexpr int64_t kTurnTokens = 256;
+
+// body(first, n) for all tokens, in turns of about the same size.
+template <typename Body>
+bool in_turns(int64_t tokens, Body body) {
+    const int64_t turns = ceil_div(tokens, kTurnTokens);
+    for (int64_t turn = 0, t = 0; turn < turns; ++turn) {
+        const int64_t n = ceil_div(tokens - t, turns - turn);
+        if (!body(t, n)) return false;
+        t += n;
+    }
+    return true;
+}
 
 void expect_ffn(Machine& m, const Layer& l) {
     if (l.moe()) m.expect({&l.router});
@@ -111,9 +130,7 @@ void run_delta(Machine& m, const Layer& l, const float* h, int64_t tokens, Spans
 }
 
 // x += mixer(norm(x)); h = norm(x); and the router's choice where there is one. False where a score is not finite.
-bool run_mixer(Machine& m, const Layer& l, float* x, int64_t tokens, Spans spans, float* h,
-               int64_t* ids, float* weights) {
-    const Machine::Call call(m);
+bool run_mixer(Machine& m, const Layer& l, float* x, int64_t tokens, Spans spans, float* h, int64_t* ids, float* weights) {
     float* y = m.floats(7, tokens * l.hidden);
     m.rms_norm(x, l.mixer_norm, l.eps, tokens, l.hidden, h);
     switch (l.mixer) {
@@ -129,13 +146,45 @@ bool run_mixer(Machine& m, const Layer& l, float* x, int64_t tokens, Spans spans
     return m.route(logits, l.router_bias, tokens, l.routing, ids, weights);
 }
 
+// The parts of spans that lie in tokens [first, last), counted from `first`.
+void cut(Spans spans, int64_t first, int64_t last, std::vector<Span>& out) {
+    out.clear();
+    for (const Span& span : spans) {
+        const int64_t start = std::max(span.start, first), stop = std::min(span.stop, last);
+        if (start >= stop) continue;
+        out.push_back(span);
+        out.back().start = start - first;
+        out.back().stop = stop - first;
+        out.back().position += start - span.start;
+    }
+}
+
+// Later tokens find what earlier ones left in the state, as they do in the next chunk.
+bool run_mixer_in_turns(Machine& m, const Layer& l, float* x, int64_t tokens, Spans spans, float* h, int64_t* ids,
+                        float* weights) {
+    const Machine::Call call(m);
+    if (tokens <= kTurnTokens) return run_mixer(m, l, x, tokens, spans, h, ids, weights);
+    std::vector<Span> some;
+    return in_turns(tokens, [&](int64_t t, int64_t n) {
+        cut(spans, t, t + n, some);
+        return run_mixer(m, l, x + t * l.hidden, n, some, h + t * l.hidden, ids + t * l.routing.k, weights + t * l.routing.k);
+    });
+}
+
+void mlp_in_turns(Machine& m, const float* h, int64_t tokens, const SharedExpert& e, float* y) {
+    in_turns(tokens, [&](int64_t t, int64_t n) {
+        m.mlp(h + t * e.gate->cols, n, *e.gate, *e.up, *e.down, e.output_gate, y + t * e.down->rows);
+        return true;
+    });
+}
+
 // x += experts(h) + shared(h), or x += mlp(h). `after`: the layer that follows, if any.
 void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t tokens, const int64_t* ids, const float* weights,
              ExpertSource& source, const Layer* after) {
     const Machine::Call call(m);
     float* y = m.floats(7, tokens * l.hidden);
     if (!l.moe()) {
-        m.mlp(h, tokens, l.gate_proj, l.up_proj, l.down_proj, nullptr, y);
+        mlp_in_turns(m, h, tokens, {&l.gate_proj, &l.up_proj, &l.down_proj, nullptr, nullptr}, y);
         m.add(x, y, tokens * l.hidden, x);
         return;
     }
@@ -144,10 +193,12 @@ void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t token
     const SharedExpert shared = {&l.shared_gate_proj, &l.shared_up_proj, &l.shared_down_proj,
                                  l.shared_gate.rows ? &l.shared_gate : nullptr, has_shared ? m.floats(6, tokens * l.hidden) : nullptr};
     const FirstMatrices then(after);
+    const bool at_once = tokens <= kTurnTokens;  // shared and routed experts
+    if (has_shared && !at_once) mlp_in_turns(m, h, tokens, shared, shared.y);
     bool first = true;
     for (Experts ready = source.next(); first || !ready.empty(); ready = source.next()) {
-        m.experts(h, tokens, l.hidden, ids, l.routing.k, ready, first && has_shared ? &shared : nullptr, outputs, then,
-                  !first);
+        m.experts(h, tokens, l.hidden, ids, l.routing.k, ready, first && has_shared && at_once ? &shared : nullptr, outputs,
+                  then, !first);
         first = false;
     }
     m.combine(outputs, weights, tokens, l.routing.k, l.hidden, y);
@@ -166,7 +217,7 @@ int64_t run_layers(Machine& m, std::span<const Step> steps, float* x, int64_t to
     for (size_t i = 0; i < steps.size(); ++i) {
         const Layer& l = *steps[i].layer;
         if (l.moe()) source.before(i, x, tokens);
-        if (!run_mixer(m, l, x, tokens, steps[i].spans, h, ids, weights)) return int64_t(i);
+        if (!run_mixer_in_turns(m, l, x, tokens, steps[i].spans, h, ids, weights)) return int64_t(i);
         if (l.moe()) {
             source.begin(i, ids, tokens * l.routing.k);
             source.meanwhile(i, x, tokens);

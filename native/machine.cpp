@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kFewTokens = 4;
 constexpr int64_t kStreamBytes = 64 << 10;  // of codes, that one thread reads at a time
+constexpr size_t kRecordsBytes = 512 << 10;  // that stay in the second-level cache while the rows of a matrix pass by
 constexpr size_t kExpectBytes = 384 << 10;  // of codes, that an idle thread brings into its cache
 
 // Rows per chunk: whole tiles of the kernels, long enough to stream, short enough that the threads end together.
@@ -20,6 +21,11 @@ int64_t rows_per_chunk(const Matrix& m, int64_t tokens, int threads) {
     const int64_t wanted = bytes / int64_t(row_bytes(m)) / tile * tile;
     const int64_t most = ceil_div(m.rows, 4 * threads) / tile * tile;
     return std::max(tile, std::min(wanted, most));
+}
+
+// Tokens whose records stay in the cache, and enough of them that unpacking rows again for the next ones costs little.
+int64_t tokens_per_pass(const Matrix& m, Layout layout) {
+    return std::clamp<int64_t>(int64_t(kRecordsBytes / record_bytes(layout, m.cols, m.group)), 48, kMostTokens);
 }
 
 }  // namespace
@@ -82,8 +88,13 @@ const uint8_t* const* Machine::records(const float* x, int64_t tokens, int64_t c
 void Machine::add_piece(const Matrix& m, Layout layout, const uint8_t* const* in, float* const* out, int64_t tokens,
                         int64_t most_tokens) {
     const int64_t per_chunk = rows_per_chunk(m, most_tokens, threads());
-    pieces_.push_back({&m, layout, in, out, tokens, per_chunk, chunks_});
-    chunks_ += ceil_div(m.rows, per_chunk);
+    const int64_t passes = std::max<int64_t>(1, ceil_div(tokens, tokens_per_pass(m, layout)));
+    for (int64_t pass = 0, t = 0; pass < passes; ++pass) {
+        const int64_t n = ceil_div(tokens - t, passes - pass);
+        pieces_.push_back({&m, layout, in + t, out + t, n, per_chunk, chunks_});
+        chunks_ += ceil_div(m.rows, per_chunk);
+        t += n;
+    }
 }
 
 const Machine::Piece& Machine::piece_of(int64_t chunk) const {

@@ -168,13 +168,14 @@ private:
     struct Inner;
     class RecordKinds;
     int64_t group_pairs(const int64_t* ids, int64_t n, Experts ready);
-    Inner lay_out(int64_t n_pairs, int64_t tokens, Experts ready, const SharedExpert* shared);
+    Inner lay_out(int64_t from, Experts ready, int64_t tokens, const SharedExpert* shared);
+    void run_turn(const Inner& in, int64_t hidden, int64_t k, float* outputs, Matrices then);
     void add_gates_and_ups(const Inner& in, RecordKinds& kinds, int64_t k);
     void add_downs(const Inner& in);
     void activate(const Inner& in);
     void append(const float* row, int64_t n, Dtype dtype, uint8_t* to) const;
 
-    // One product of a job: rows of a matrix cut into chunks.
+    // One product of a job: all rows of a matrix for some tokens, cut into chunks of rows.
     struct Piece {
         const Matrix* matrix;
         Layout layout;

@@ -12,8 +12,6 @@ namespace {
 
 constexpr int kMaxGroups = int(kMaxCols / 64);
 constexpr int kTileGroups = 4;    // groups of a tile that are unpacked at a time; even
-constexpr int kMaxTokens = 512;   // per pass over a matrix
-constexpr size_t kRecordsBytes = 512 << 10;  // of records that a pass keeps in the second-level cache
 
 MF_INLINE int pairs_of(int64_t cols) { return int(cols / 64 + 1) / 2; }
 MF_INLINE const float* record_scales(const uint8_t* record, int pairs) { return (const float*)(record + size_t(pairs) * 128); }
@@ -191,7 +189,7 @@ struct alignas(64) Tile {
 struct alignas(64) Workspace {
     Tile<4> wide;
     Tile<1> narrow;
-    alignas(64) float acc[kMaxTokens * 64];
+    alignas(64) float acc[kMostTokens * 64];
     alignas(64) uint8_t codes[16 * kMaxCols / 2];
     alignas(64) uint16_t scales[16 * kMaxGroups], biases[16 * kMaxGroups];
 };
@@ -424,14 +422,7 @@ void rows_nibbles(const Matrix& m, const uint8_t* const* records, int64_t tokens
         case 3: return stream_rows<3>(m, records, y, first, last, next, ws);
         case 4: return stream_rows<4>(m, records, y, first, last, next, ws);
     }
-    int64_t most = int64_t(kRecordsBytes / record_bytes(Layout::nibbles, m.cols, 64));
-    most = most < 48 ? 48 : most > kMaxTokens ? kMaxTokens : most;
-    const int64_t passes = (tokens + most - 1) / most;
-    for (int64_t i = 0, t = 0; i < passes; ++i) {
-        const int64_t n = (tokens - t + passes - i - 1) / (passes - i);
-        multiply_rows(m, records + t, int(n), y + t, first, last, i + 1 < passes ? Next{} : next, ws);
-        t += n;
-    }
+    multiply_rows(m, records, int(tokens), y, first, last, next, ws);
 }
 
 }  // namespace

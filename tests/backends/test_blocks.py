@@ -106,6 +106,26 @@ def test_experts_may_arrive_one_by_one():
             np.testing.assert_array_equal(ops.experts(x, ids, weights, [(bank, some) for some in portions]), whole)
 
 
+@pytest.mark.parametrize("most", [2047, 2048, 2049, 5000])
+def test_many_tokens_of_one_expert(most):
+    """More than the 2,048 pairs of a turn: some of all experts, and one that nearly all tokens choose, or all but a few."""
+    engine = on_machine(DATA / "mlx" / "qwen3_moe-4bit-f32", NativeOps(2, poison=True))
+    ops = engine.model.ops
+    random = np.random.default_rng(6)
+    tokens = most + 40
+    x = random.normal(size=(tokens, 128)).astype(np.float32)
+    ids = np.stack([np.full(tokens, 3), random.integers(4, 8, tokens)], axis=-1)
+    ids[random.permutation(tokens)[:40]] = 0, 1
+    weights = random.uniform(size=(tokens, 2)).astype(np.float32)
+    with engine.model.experts.acquire(1, np.arange(8)[None]) as lease:
+        bank, experts = next(lease.arrivals())
+        whole = ops.experts(x, ids, weights, [(bank, experts)])
+        few = [slice(i, i + 500) for i in range(0, tokens, 500)]
+        np.testing.assert_array_equal(
+            np.concatenate([ops.experts(x[i], ids[i], weights[i], [(bank, experts)]) for i in few]), whole
+        )
+
+
 def test_an_expert_that_is_not_there_is_refused():
     ops = NativeOps(1)
     x = np.zeros((1, 128), np.float32)

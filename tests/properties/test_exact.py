@@ -42,6 +42,21 @@ def test_token_by_token_equals_one_chunk(name, backend):
     np.testing.assert_array_equal(np.concatenate(rows), whole)
 
 
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_long_chunk_equals_short_ones(name, isa):
+    """Mixers and experts take many tokens in turns, which end within sequences."""
+    engine, *_ = opened(name, isa)
+    ids = np.random.default_rng(2).integers(0, 512, 1100).tolist()
+    parts = [ids[:130], ids[130:630], ids[630:]]
+    sequences = [engine.sequence() for _ in parts]
+    batch = [Segment(sequence, part, "all") for sequence, part in zip(sequences, parts, strict=True)]
+    for part, found in zip(parts, engine.forward(*batch), strict=True):
+        sequence = engine.sequence()
+        rows = [engine.forward(Segment(sequence, part[i : i + 100], "all"))[0] for i in range(0, len(part), 100)]
+        np.testing.assert_array_equal(np.concatenate(rows), found)
+
+
 CUTS = st.lists(st.sets(st.integers(1, N - 1), max_size=6), min_size=1, max_size=3)
 
 

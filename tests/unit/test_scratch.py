@@ -24,7 +24,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 300])
+@pytest.mark.parametrize("tokens", [1, 7, 300, 1500])
 @pytest.mark.parametrize("name", CASES)
 def test_the_machine_asks_for_no_more(name, tokens, tmp_path):
     write_checkpoint(CASES[name], tmp_path / "model")

@@ -14,6 +14,8 @@ from moeflux.runtime.slot_size import HUGE_PAGE, PAGE, round_up
 F32, POINTER = 4, 8
 ATTEND_TOKENS, ATTEND_HEADS, ATTEND_BLOCK, ATTEND_TURNED = 16, 8, 64, 32  # as in native/kernels.h
 LOOK_AHEAD_ROWS = 128  # as in native/stream.h
+TURN_TOKENS = 256  # as in native/layer.cpp
+TURN_PAIRS = 2048  # as in native/experts.cpp
 WORKSPACE_BYTES = 2**20  # of one thread: kernels unpack rows there
 Use = tuple[str, int]  # buffer, bytes
 
@@ -39,12 +41,12 @@ def machine_bytes(spec: ModelSpec, tokens: int, threads: int, integer: bool) -> 
 def _uses(spec: ModelSpec, layer: Layer, t: int, threads: int, integer: bool) -> Iterator[Use]:
     yield "floats7", t * spec.hidden * F32
     yield "floats8", t * spec.hidden * F32
-    yield "kPointers", 4 * t * POINTER
+    yield "kPointers", 4 * _turn(t) * POINTER
     yield "kRecords0", _records(t, spec.hidden)
     yield "kRecords1", _records(t, spec.hidden)  # where two codecs meet, as 4-bit weights and 8-bit gates do
-    yield from _mixer(layer.mixer, t, threads)
+    yield from _mixer(layer.mixer, _turn(t), threads)
     if isinstance(layer.ffn, Dense):
-        yield from _mlp(layer.ffn.width, t)
+        yield from _mlp(layer.ffn.width, _turn(t))
     else:
         yield from _experts(spec, layer.ffn, t, integer)
 
@@ -87,10 +89,11 @@ def _mixer(mixer: Mixer, t: int, threads: int) -> Iterator[Use]:
 
 
 def _experts(spec: ModelSpec, moe: Moe, t: int, integer: bool) -> Iterator[Use]:
-    """All chosen experts at once: fewer at a time need less."""
+    """As many as a turn takes: fewer at a time need less. Few tokens take the shared expert along."""
     pairs, shared = t * moe.router.k, t if moe.shared_width else 0
-    inner = pairs * moe.width + shared * (moe.shared_width or 0)
-    yield "floats0", t * moe.router.n_experts * F32
+    at_once, along = min(pairs, TURN_PAIRS), shared if t <= TURN_TOKENS else 0
+    inner = at_once * moe.width + along * (moe.shared_width or 0)
+    yield "floats0", _turn(t) * moe.router.n_experts * F32
     yield "floats5", pairs * spec.hidden * F32
     yield "floats6", shared * spec.hidden * F32
     yield "floats9", pairs * F32
@@ -101,9 +104,11 @@ def _experts(spec: ModelSpec, moe: Moe, t: int, integer: bool) -> Iterator[Use]:
     yield "floats13", ahead * moe.router.k * F32
     yield "kFirst", inner * F32
     yield "kSecond", inner * F32
-    yield "kThird", shared * F32
-    yield "kPointers", ((pairs + shared) * 6 + shared) * POINTER
-    yield "kInner", pairs * _inner(moe.width, integer) + shared * _inner(moe.shared_width or 0, integer)
+    yield "kThird", along * F32
+    yield "kPointers", ((at_once + along) * 6 + along) * POINTER
+    yield "kInner", at_once * _inner(moe.width, integer) + along * _inner(moe.shared_width or 0, integer)
+    if moe.shared_width:
+        yield from _mlp(moe.shared_width, _turn(t))
 
 
 def _mlp(width: int, t: int) -> Iterator[Use]:
@@ -112,6 +117,11 @@ def _mlp(width: int, t: int) -> Iterator[Use]:
     yield "kThird", t * F32
     yield "kPointers", 7 * t * POINTER
     yield "kInner", t * width * F32
+
+
+def _turn(t: int) -> int:
+    """Tokens of the largest turn."""
+    return -(-t // -(-t // TURN_TOKENS))
 
 
 def _inner(width: int, integer: bool) -> int:
