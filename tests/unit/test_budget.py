@@ -66,7 +66,7 @@ def test_a_long_prompt_stays_within_the_plan(folder):
     write_checkpoint(config, folder)
     seen = run(folder, "400MB", 2048, 2000)
     plan = seen["plan"]["memory"]
-    assert plan["state"] + plan["scratch"] > 60 * MB
+    assert plan["state"] + plan["scratch"] > 45 * MB
     assert seen["state"] <= plan["state"]
     assert seen["peak"] <= plan["total"] <= 400 * MB
     assert plan["total"] - seen["peak"] < 60 * MB  # and counts no phantoms
