@@ -15,17 +15,21 @@ void convolve(const float* x, int64_t tokens, int64_t channels, const float* wei
         const int64_t n = lower(most, last - begin);
         for (int64_t c = 0; c < n; ++c)
             for (int64_t tap = 0; tap < width; ++tap) turned[tap * most + c] = weight[(begin + c) * width + tap];
-        for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t t = 0; t < tokens; ++t) {
+            if (t + 2 < tokens)  // rows lie too far apart for the processor to foresee them
+                prefetch((const uint8_t*)(x + (t + 2) * channels + begin), n * 4);
+            const float* rows[kMaxTaps];
+            for (int64_t tap = 0; tap < width; ++tap) {
+                const int64_t at = t + tap - past;
+                rows[tap] = (at < 0 ? state + (past + at) * channels : x + at * channels) + begin;
+            }
             each(n, y + t * channels + begin, [&](int64_t c, int m) {
-                V sum = vset(0);
-                for (int64_t tap = 0; tap < width; ++tap) {
-                    const int64_t at = t + tap - past;
-                    const float* row = at < 0 ? state + (past + at) * channels : x + at * channels;
-                    const V product = vmul(vload_n(row + begin + c, m), vload_n(turned + tap * most + c, m));
-                    sum = tap == 0 ? product : vadd(sum, product);
-                }
+                V sum = vmul(vload_n(rows[0] + c, m), vload_n(turned + c, m));
+                for (int64_t tap = 1; tap < width; ++tap)
+                    sum = vadd(sum, vmul(vload_n(rows[tap] + c, m), vload_n(turned + tap * most + c, m)));
                 return vsilu(sum);
             });
+        }
     }
     for (int64_t slot = 0; slot < past; ++slot) {  // the last inputs, oldest first
         const int64_t at = tokens - past + slot;
@@ -47,61 +51,68 @@ void delta_keys(float* u, int64_t tokens, int64_t channels, int64_t key_heads, i
     }
 }
 
-// NV vectors of columns over all rows of a head's state: what it holds for k, the change towards v, what it gives for q.
-// The state is read once to be compared and once to be changed; the sums stay in registers, two chains each (rows in turn),
-// because a chain waits for its last product. What a column gives does not depend on how many go together. FAR: the state lies in
-// memory, not in the cache.
-template <int NV, bool FAR>
-MF_INLINE void delta_strip(float* state, int64_t rows, int64_t stride, int n, const float* q, const float* k, const float* v,
-                           float decay, float beta, float* out) {
-    const auto load = [n](const float* p, int j) { return NV > 1 ? vload(p + j * 16) : vload_n(p + j * 16, n); };
-    V sum[2][NV], change[NV];
-    const auto clear = [&] {
-        for (int j = 0; j < NV; ++j) sum[0][j] = sum[1][j] = vset(0);
-    };
-    const auto compare = [&](int64_t r, V* into) {
-        const float* p = state + r * stride;
-        if (FAR) prefetch((const uint8_t*)(p + 8 * stride), NV * 64);
-        for (int j = 0; j < NV; ++j) into[j] = vfma(vset(k[r]), load(p, j), into[j]);
-    };
-    const auto alter = [&](int64_t r, V* into) {
-        float* p = state + r * stride;
-        for (int j = 0; j < NV; ++j) {
-            const V next = vfma(vset(k[r]), change[j], vmul(load(p, j), vset(decay)));
-            if (NV > 1) vstore(p + j * 16, next);
-            else vstore_n(p, next, n);
-            into[j] = vfma(vset(q[r]), next, into[j]);
-        }
-    };
-    clear();
-    int64_t r = 0;
-    for (; r + 2 <= rows; r += 2) {
-        compare(r, sum[0]);
-        compare(r + 1, sum[1]);
-    }
-    if (r < rows) compare(r, sum[0]);
-    for (int j = 0; j < NV; ++j)
-        change[j] = vmul(vsub(load(v, j), vmul(vset(decay), vadd(sum[0][j], sum[1][j]))), vset(beta));
-    clear();
-    for (r = 0; r + 2 <= rows; r += 2) {
-        alter(r, sum[0]);
-        alter(r + 1, sum[1]);
-    }
-    if (r < rows) alter(r, sum[0]);
-    for (int j = 0; j < NV; ++j) {
-        if (NV > 1) vstore(out + j * 16, vadd(sum[0][j], sum[1][j]));
-        else vstore_n(out, vadd(sum[0][j], sum[1][j]), n);
-    }
-}
-
-// All tokens over columns of a head's state, n of a lone vector.
+// All tokens over NV vectors of columns of a head's state, n elements of a lone one: what they hold for k, the change towards
+// v, what they then give for q. While a token changes them, what they hold for the next one is found, so that they are read once for each.
+// The sums stay in registers, two chains each (rows in turn), because a chain waits for its last product. What a column
+// gives does not depend on how many go together. FAR: the state lies in memory, not in the cache.
 template <int NV, bool FAR>
 MF_INLINE void delta_columns(const DeltaSpan& s, int64_t head, int64_t first, int n, float* state, int64_t stride) {
     const int64_t dk = s.key_dim, dv = s.value_dim, key_head = head / (s.heads / s.key_heads);
-    for (int64_t t = 0; t < s.tokens; ++t) {
-        const float *u = s.u + t * s.channels, *v = u + 2 * s.key_heads * dk + head * dv + first;
-        delta_strip<NV, FAR>(state, dk, stride, n, u + key_head * dk, u + (s.key_heads + key_head) * dk, v,
-                        s.decay[t * s.heads + head], s.beta[t * s.heads + head], s.out + (t * s.heads + head) * dv + first);
+    const auto load = [n](const float* p, int j) { return NV > 1 ? vload(p + j * 16) : vload_n(p + j * 16, n); };
+    const auto store = [n](float* p, int j, V x) {
+        if (NV > 1) vstore(p + j * 16, x);
+        else vstore_n(p + j * 16, x, n);
+    };
+    const auto over_rows = [dk](auto row) {
+        int64_t r = 0;
+        for (; r + 2 <= dk; r += 2) {
+            row(r, 0);
+            row(r + 1, 1);
+        }
+        if (r < dk) row(r, 0);
+    };
+    V held[2][NV], given[2][NV], change[NV];
+    const auto clear = [](V (&sums)[2][NV]) {
+        for (int j = 0; j < NV; ++j) sums[0][j] = sums[1][j] = vset(0);
+    };
+    const float* k = s.u + (s.key_heads + key_head) * dk;
+    clear(held);
+    over_rows([&](int64_t r, int chain) {
+        const float* p = state + r * stride;
+        if (FAR) prefetch((const uint8_t*)(p + 8 * stride), NV * 64);
+        for (int j = 0; j < NV; ++j) held[chain][j] = vfma(vset(k[r]), load(p, j), held[chain][j]);
+    });
+    for (int64_t t = 0; t < s.tokens; ++t, k += s.channels) {
+        const float *u = s.u + t * s.channels, *q = u + key_head * dk, *v = u + 2 * s.key_heads * dk + head * dv + first;
+        if (t + 2 < s.tokens) {  // rows lie too far apart for the processor to foresee them
+            prefetch((const uint8_t*)(q + s.channels), dk * 4);
+            prefetch((const uint8_t*)(k + 2 * s.channels), dk * 4);
+            prefetch((const uint8_t*)(v + s.channels), NV * 64);
+        }
+        const float decay = s.decay[t * s.heads + head], beta = s.beta[t * s.heads + head];
+        for (int j = 0; j < NV; ++j)
+            change[j] = vmul(vsub(load(v, j), vmul(vset(decay), vadd(held[0][j], held[1][j]))), vset(beta));
+        const auto alter = [&](int64_t r, int chain, int j) {
+            float* p = state + r * stride;
+            const V next = vfma(vset(k[r]), change[j], vmul(load(p, j), vset(decay)));
+            store(p, j, next);
+            given[chain][j] = vfma(vset(q[r]), next, given[chain][j]);
+            return next;
+        };
+        clear(given);
+        if (t + 1 < s.tokens) {
+            const float* next_k = k + s.channels;
+            clear(held);
+            over_rows([&](int64_t r, int chain) {
+                for (int j = 0; j < NV; ++j) held[chain][j] = vfma(vset(next_k[r]), alter(r, chain, j), held[chain][j]);
+            });
+        } else {
+            over_rows([&](int64_t r, int chain) {
+                for (int j = 0; j < NV; ++j) alter(r, chain, j);
+            });
+        }
+        float* out = s.out + (t * s.heads + head) * dv + first;
+        for (int j = 0; j < NV; ++j) store(out, j, vadd(given[0][j], given[1][j]));
     }
 }
 
@@ -124,6 +135,10 @@ void delta_head(const DeltaSpan& s, int64_t head) {
     for (; i < dv; i += 16) delta_columns<1, true>(s, head, i, int(lower(16, dv - i)), state + i, dv);
     for (int64_t t = 0; t < s.tokens; ++t) {
         float* out = s.out + (t * s.heads + head) * dv;
+        if (t + 1 < s.tokens) {
+            prefetch((const uint8_t*)(out + s.heads * dv), dv * 4);
+            prefetch((const uint8_t*)(s.z + (t + 1) * s.z_stride + head * dv), dv * 4);
+        }
         rms_norm(out, s.norm, s.eps, dv, out);
         const float* z = s.z + t * s.z_stride + head * dv;
         each(dv, out, [&](int64_t c, int m) { return vmul(vload_n(out + c, m), vsilu(vload_n(z + c, m))); });
