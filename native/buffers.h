@@ -1,4 +1,5 @@
-// Scratch of the machine: buffers by use (two that are needed together are never the same one), and activations as records.
+// Scratch of the machine: buffers by use (two that are needed together are never the same one), and activations as records;
+// and work in turns that need little of it.
 #pragma once
 
 #include <stdexcept>
@@ -53,5 +54,16 @@ private:
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// body(first, n) for all of `total`, in turns of about the same size, `most` at a time.
+template <typename Body>
+void in_turns(int64_t total, int64_t most, Body body) {
+    const int64_t turns = ceil_div(total, most);
+    for (int64_t turn = 0, at = 0; turn < turns; ++turn) {
+        const int64_t n = ceil_div(total - at, turns - turn);
+        body(at, n);
+        at += n;
+    }
+}
 
 }  // namespace moeflux

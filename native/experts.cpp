@@ -99,10 +99,10 @@ struct Machine::Inner {
     const int64_t* shares;  // of these experts
     const int64_t* pairs;   // those of this turn
     const SharedExpert* shared;
-    int64_t from, tokens, n_pairs, n_shared, most_tokens;
-    const uint8_t **gate_in, **up_in, **down_in;  // records
-    float **gate_out, **up_out, **down_out, **opened_out;
-    float* opened;  // what the shared expert's output is multiplied with, per token
+    int64_t from, tokens, n_pairs, n_shared, most_tokens = 1;
+    const uint8_t **gate_in = nullptr, **up_in = nullptr, **down_in = nullptr;  // records
+    float **gate_out = nullptr, **up_out = nullptr, **down_out = nullptr, **opened_out = nullptr;
+    float* opened = nullptr;  // what the shared expert's output is multiplied with, per token
 
     int64_t rows() const { return n_pairs + n_shared; }
     int64_t first(size_t e) const { return std::max(shares[e] - from, int64_t(0)); }
@@ -112,14 +112,14 @@ struct Machine::Inner {
 
 // Pairs from `from` on: those of as many whole experts as a turn takes, or a part of one.
 Machine::Inner Machine::lay_out(int64_t from, Experts ready, int64_t tokens, const SharedExpert* shared) {
-    const auto after = std::upper_bound(shares_.begin(), shares_.begin() + int64_t(ready.size()), from);
-    const size_t first = ready.empty() ? 0 : size_t(after - shares_.begin()) - 1;
+    size_t first = 0;
+    while (first < ready.size() && shares_[first + 1] <= from) ++first;
     size_t end = first;
     while (end < ready.size() && shares_[end + 1] - from <= kTurnPairs) ++end;
-    const int64_t n_pairs = end > first || ready.empty() ? shares_[end] - from : kTurnPairs;
-    ready = ready.subspan(first, std::min(std::max(end, first + 1), ready.size()) - first);
-    Inner in = {ready,  shares_.data() + first, pairs_.data() + from, shared, from, tokens, n_pairs, shared ? tokens : 0, 1, {}, {},
-                {},     {},                     {},                   {},     {},   {}};
+    if (end == first && first < ready.size()) ++end;
+    const int64_t n_pairs = std::min(shares_[end] - from, kTurnPairs);
+    ready = ready.subspan(first, end - first);
+    Inner in = {ready, shares_.data() + first, pairs_.data() + from, shared, from, tokens, n_pairs, shared ? tokens : 0};
     const int64_t width = ready.empty() ? 0 : ready[0].gate->rows, shared_width = shared ? shared->gate->rows : 0;
     const int64_t rows = in.rows();
     const size_t bytes = size_t(n_pairs * width + in.n_shared * shared_width) * 4;

@@ -14,18 +14,6 @@ namespace {
 // memory.
 constexpr int64_t kTurnTokens = 256;
 
-// body(first, n) for all tokens, in turns of about the same size.
-template <typename Body>
-bool in_turns(int64_t tokens, Body body) {
-    const int64_t turns = ceil_div(tokens, kTurnTokens);
-    for (int64_t turn = 0, t = 0; turn < turns; ++turn) {
-        const int64_t n = ceil_div(tokens - t, turns - turn);
-        if (!body(t, n)) return false;
-        t += n;
-    }
-    return true;
-}
-
 void expect_ffn(Machine& m, const Layer& l) {
     if (l.moe()) m.expect({&l.router});
     else m.expect({&l.gate_proj, &l.up_proj});
@@ -165,16 +153,18 @@ bool run_mixer_in_turns(Machine& m, const Layer& l, float* x, int64_t tokens, Sp
     const Machine::Call call(m);
     if (tokens <= kTurnTokens) return run_mixer(m, l, x, tokens, spans, h, ids, weights);
     std::vector<Span> some;
-    return in_turns(tokens, [&](int64_t t, int64_t n) {
+    bool finite = true;
+    in_turns(tokens, kTurnTokens, [&](int64_t t, int64_t n) {
         cut(spans, t, t + n, some);
-        return run_mixer(m, l, x + t * l.hidden, n, some, h + t * l.hidden, ids + t * l.routing.k, weights + t * l.routing.k);
+        finite = finite && run_mixer(m, l, x + t * l.hidden, n, some, h + t * l.hidden, ids + t * l.routing.k,
+                                     weights + t * l.routing.k);
     });
+    return finite;
 }
 
 void mlp_in_turns(Machine& m, const float* h, int64_t tokens, const SharedExpert& e, float* y) {
-    in_turns(tokens, [&](int64_t t, int64_t n) {
+    in_turns(tokens, kTurnTokens, [&](int64_t t, int64_t n) {
         m.mlp(h + t * e.gate->cols, n, *e.gate, *e.up, *e.down, e.output_gate, y + t * e.down->rows);
-        return true;
     });
 }
 

@@ -88,13 +88,10 @@ const uint8_t* const* Machine::records(const float* x, int64_t tokens, int64_t c
 void Machine::add_piece(const Matrix& m, Layout layout, const uint8_t* const* in, float* const* out, int64_t tokens,
                         int64_t most_tokens) {
     const int64_t per_chunk = rows_per_chunk(m, most_tokens, threads());
-    const int64_t passes = std::max<int64_t>(1, ceil_div(tokens, tokens_per_pass(m, layout)));
-    for (int64_t pass = 0, t = 0; pass < passes; ++pass) {
-        const int64_t n = ceil_div(tokens - t, passes - pass);
+    in_turns(tokens, tokens_per_pass(m, layout), [&](int64_t t, int64_t n) {
         pieces_.push_back({&m, layout, in + t, out + t, n, per_chunk, chunks_});
         chunks_ += ceil_div(m.rows, per_chunk);
-        t += n;
-    }
+    });
 }
 
 const Machine::Piece& Machine::piece_of(int64_t chunk) const {

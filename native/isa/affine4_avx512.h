@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int kMaxGroups = int(kMaxCols / 64);
-constexpr int kTileGroups = 4;    // groups of a tile that are unpacked at a time; even
+constexpr int kTileGroups = 4;  // groups of a tile that are unpacked at a time; even
 
 MF_INLINE int pairs_of(int64_t cols) { return int(cols / 64 + 1) / 2; }
 MF_INLINE const float* record_scales(const uint8_t* record, int pairs) { return (const float*)(record + size_t(pairs) * 128); }

@@ -52,9 +52,9 @@ void delta_keys(float* u, int64_t tokens, int64_t channels, int64_t key_heads, i
 }
 
 // All tokens over NV vectors of columns of a head's state, n elements of a lone one: what they hold for k, the change towards
-// v, what they then give for q. While a token changes them, what they hold for the next one is found, so that they are read once for each.
-// The sums stay in registers, two chains each (rows in turn), because a chain waits for its last product. What a column
-// gives does not depend on how many go together. FAR: the state lies in memory, not in the cache.
+// v, what they then give for q. While a token changes them, what they hold for the next one is found, so that they are read
+// once for each. The sums stay in registers, two chains each (rows in turn), because a chain waits for its last product. What
+// a column gives does not depend on how many go together. FAR: the state lies in memory, not in the cache.
 template <int NV, bool FAR>
 MF_INLINE void delta_columns(const DeltaSpan& s, int64_t head, int64_t first, int n, float* state, int64_t stride) {
     const int64_t dk = s.key_dim, dv = s.value_dim, key_head = head / (s.heads / s.key_heads);

@@ -41,7 +41,14 @@ def test_streaming(model, command):
     assert result.returncode == 0, result.stderr
     assert "cold: the expert store was empty" in result.stderr
     limit = {"decode": "I/O-only limit", "prefill": "sweep limit"}[command]
-    for words in ("hit rate", "drive's ceiling, same run", f"share of the {limit}", "peak memory", "measured overlap"):
+    for words in (
+        "hit rate",
+        "drive's ceiling, same run",
+        f"share of the {limit}",
+        "with both at once",
+        "peak memory",
+        "measured overlap",
+    ):
         assert words in result.stdout or (command == "prefill" and words == "measured overlap")
     row = json.loads(result.stdout.splitlines()[-1])
     assert row["routing"] == "local"

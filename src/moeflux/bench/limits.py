@@ -116,8 +116,9 @@ class DriveLimit:
 
 
 class AtOnce:
-    """What drive and memory give while both are asked for all they have: neither computes, and yet they share the processor
-    (system calls, interrupts) and the memory. Sampled like `Limits`."""
+    """What drive and memory give while both are asked for all they have and nobody computes: they share the processor
+    (system calls, interrupts) and the memory. Sampled like `Limits`. Memory is also read while the drive's readers begin and
+    end, so it seems a little better than it is: a limit from this is rather too hard."""
 
     def __init__(self, limits: Limits, drive: DriveLimit) -> None:
         self._limits, self._drive = limits, drive

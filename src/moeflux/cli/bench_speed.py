@@ -155,18 +155,21 @@ def _decode_limit(s: dict[str, Any]) -> list[Line]:
     return [
         ("I/O-only limit", f"{s['limit_tok_s']:.2f} tokens per second, set by the {s['bound']}"),
         ("share of the I/O-only limit", pair(s["share_of_limit"], ".0%")),
-        ("  with both at once", f"{pair(s['share_of_limit_at_once'], '.0%')}: {_at_once(s['at_once_gb_s'])}"),
+        _at_once(s),
     ]
 
 
-def _at_once(gb_s: dict[str, Any]) -> str:
-    return f"drive {pair(gb_s['drive'], '.2f')} GB/s while memory gives {pair(gb_s['read'], '.1f')}"
+def _at_once(s: dict[str, Any]) -> Line:
+    gb_s = s["at_once_gb_s"]
+    rates = f"drive {pair(gb_s['drive'], '.2f')} GB/s while memory gives {pair(gb_s['read'], '.1f')}"
+    return "  with both at once", f"{pair(s['share_of_limit_at_once'], '.0%')}: {rates}"
 
 
 def _prefill_limit(s: dict[str, Any]) -> list[Line]:
     return [
         ("sweep limit", f"{s['limit_tok_s']:.1f} tokens per second, set by the {s['bound']}"),
         ("share of the sweep limit", f"{pair(s['share_of_limit'], '.0%')}: the slowest of drive, memory and int8 rate"),
+        _at_once(s),
         ("  of the drive alone", pair(s["share_of_drive_limit"], ".0%")),
         ("  with arithmetic as it ran", f"{pair(s['share_of_overlap'], '.0%')}: what better overlap could still give"),
     ]
