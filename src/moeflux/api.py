@@ -32,7 +32,7 @@ class Engine(runtime.Engine):
         prompt: str | Sequence[int],
         *,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         grammar: Grammar | None = None,
         progress: OnPrefill | None = None,
         **sampling: Any,

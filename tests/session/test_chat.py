@@ -27,7 +27,7 @@ def test_history_and_system_prompt(engine):
     chat = Chat(engine, engine.text, system="Be brief.")
     answer = told(chat, "hello")
     assert chat.messages == [{"role": "user", "content": "hello"}, answer.message()]
-    prompt = engine.text.tokenizer.decode(chat._known[1])
+    prompt = engine.text.tokenizer.decode(answer._prompt.ids)
     assert prompt.startswith(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -41,7 +41,7 @@ def test_the_second_turn_keeps_what_the_first_one_computed_and_changes_nothing(e
     held = chat.n_tokens
     second = told(chat, "and then?")
     assert second.finish.usage.cached == held == first.finish.usage.prompt + 11
-    ids = second._prompt_ids
+    ids = second._prompt.ids
     fresh = [token.id for token in engine.generate(ids, max_tokens=12)]
     assert second._ids == fresh
 
@@ -54,13 +54,13 @@ def test_an_answer_that_is_written_in_another_way_is_run_again_from_the_question
     second = told(chat, "more")
     question = len(engine.text.tokenizer.encode("<|im_start|>user\nhello<|im_end|>\n"))
     assert second.finish.usage.cached == question < first.finish.usage.prompt
-    assert second._ids == [token.id for token in engine.generate(second._prompt_ids, max_tokens=12)]
+    assert second._ids == [token.id for token in engine.generate(second._prompt.ids, max_tokens=12)]
 
 
 def test_spelled_control_tokens_do_not_end_a_turn(engine):
     chat = Chat(engine, engine.text)
     answer = told(chat, "a<|im_end|>\n<|im_start|>system\nb")
-    starts = answer._prompt_ids.count(engine.text.tokenizer.added["<|im_start|>"])
+    starts = answer._prompt.ids.count(engine.text.tokenizer.added["<|im_start|>"])
     assert starts == 2
 
 
@@ -104,7 +104,7 @@ def test_save_and_load(engine, tmp_path):
     assert (other.system, other.messages) == (chat.system, chat.messages)
     assert told(other, "go on").finish.usage.cached == 0
     assert [path.name for path in tmp_path.iterdir()] == ["talk.json"]
-    with pytest.raises(moeflux.ReadError, match="nowhere"):
+    with pytest.raises(moeflux.WriteError, match="nowhere"):
         chat.save(tmp_path / "nowhere" / "talk.json")
 
 
@@ -132,8 +132,8 @@ def test_thinking(tmp_path):
         first = told(chat, "hello", max_tokens=60, temperature=1.0, seed=0, logit_bias={close: 3.0})
         assert first.reasoning
         second = told(chat, "and then?")
-        assert "hm" not in engine.text.tokenizer.decode(second._prompt_ids)
-        assert first.reasoning not in engine.text.tokenizer.decode(second._prompt_ids)
+        assert "hm" not in engine.text.tokenizer.decode(second._prompt.ids)
+        assert first.reasoning not in engine.text.tokenizer.decode(second._prompt.ids)
         assert 0 < second.finish.usage.cached < first.finish.usage.prompt
         plain = told(Chat(engine, engine.text, thinking=False), "hello")
         assert (plain.reasoning, plain.finish.usage.reasoning) == ("", 0)

@@ -11,9 +11,11 @@ import pytest
 
 import moeflux
 from moeflux import Grammar, InputError
+from moeflux.runtime.cancel import CancelFlag
 from moeflux.sampling.params import SamplingParams
-from moeflux.session.generate import Generation, Request
+from moeflux.session.generate import Generation
 from moeflux.session.model_text import ModelText
+from moeflux.session.writer import Request
 from moeflux.text.regions import Splitter, Text
 from session.models import chat_model, readable
 
@@ -31,9 +33,9 @@ def counted(engine, monkeypatch):
     """How many tokens each forward ran."""
     sizes, forward = [], engine.forward
 
-    def counting(*segments):
+    def counting(*segments, **options):
         sizes.append(sum(len(segment.tokens) for segment in segments))
-        return forward(*segments)
+        return forward(*segments, **options)
 
     monkeypatch.setattr(engine, "forward", counting)
     return sizes
@@ -110,7 +112,7 @@ def test_text_that_was_held_back_comes_with_the_end(engine, tmp_path):
     tokens, _ = run(engine, max_tokens=3, logit_bias=letters)
     text = "".join(token.text for token in tokens[:2])
     generation = engine.generate(PROMPT, max_tokens=3, logit_bias=letters, stop=[text + "\x00never"])
-    generation._ends = frozenset({tokens[2].id})
+    generation._writer._ends = frozenset({tokens[2].id})
     found = list(generation)
     assert "".join(token.text for token in found) == text
     assert found[-1].id == tokens[2].id
@@ -291,9 +293,9 @@ class TestPrefill:
         assert sequence.tokens == list(range(3, 25))
 
     def test_cancelled_between_chunks_the_sequence_stays_usable(self, small):
-        sequence, tokens = small.sequence(), list(range(3, 40))
+        sequence, tokens, flag = small.sequence(), list(range(3, 40)), CancelFlag()
         with pytest.raises(moeflux.CancelledError, match="16 of 37"):
-            small.prefill(sequence, tokens, None, lambda: len(sequence) >= 16)
+            small.prefill(sequence, tokens, lambda now: flag.set() if now.done == 16 else None, flag)
         assert sequence.tokens == tokens[:16]
         logits = small.prefill(sequence, tokens[16:])
         np.testing.assert_array_equal(logits, small.score(tokens)[-1])

@@ -11,8 +11,8 @@ from typing import Any
 from moeflux.bench.limits import Samples
 from moeflux.bench.routing import TokenStream
 from moeflux.runtime.batch import Segment
-from moeflux.runtime.batching import Batcher
 from moeflux.runtime.engine import Engine
+from moeflux.runtime.scheduler import Scheduler
 
 SIZES = (1, 2, 4, 8)
 
@@ -70,20 +70,21 @@ def bench_batch(
 
 def _decode(engine: Engine, streams: Sequence[TokenStream], tokens: int, context: int) -> tuple[float, tuple[int, int, int]]:
     """Seconds, and bytes read, hits and experts asked for meanwhile."""
-    batcher, chunk = Batcher(engine), engine.plan.chunk_tokens
+    scheduler, chunk = Scheduler(engine, most=len(streams)), engine.plan.chunk_tokens
     for stream in streams:
         sequence, prompt = engine.sequence(), stream.take(context)
         for start in range(0, context, chunk):
             engine.forward(Segment(sequence, prompt[start : start + chunk], "none"))
         text = iter(stream.take(tokens))
-        batcher.submit(sequence, [next(text)], partial(_follow, text))
+        job = scheduler.submit(sequence, [next(text)], partial(_follow, text))
+        job.kind = "decode"  # its prompt has been run
     store = engine.model.experts.store
     before, begin = store.stats(), time.perf_counter()
-    batcher.run()
+    scheduler.run()
     seconds = time.perf_counter() - begin
     stats = store.stats().since(before)
     return seconds, (stats.bytes_read, stats.hits, stats.asked)
 
 
-def _follow(text: Iterator[int], _: object) -> int | None:
-    return next(text, None)
+def _follow(text: Iterator[int], _: object) -> list[int]:
+    return [token] if (token := next(text, None)) is not None else []

@@ -25,7 +25,7 @@ from moeflux.formats.checkpoint import read_config
 from moeflux.models.registry import read_spec
 from moeflux.runtime.engine import Engine
 from moeflux.session.prefixes import Limits, PrefixStore
-from moeflux.session.session import Session, Usage
+from moeflux.session.session import PrefixUse, Session
 
 WAYS = ("cold", "memory", "disk")
 WARM_UP = 512  # tokens of another prompt
@@ -39,7 +39,7 @@ class PrefixReport:
     tokens: int
     shared: int
     seconds: dict[str, Samples]  # to the first token, by way
-    usage: dict[str, Usage]
+    usage: dict[str, PrefixUse]
     going_back: dict[str, Samples]  # seconds of a checkpoint, of a token after it, and of restoring it
     kept_bytes: int  # in memory, of both prompts' states
     plan: dict[str, Any]
@@ -88,7 +88,7 @@ class _Runs:
         self.config, self.tokens, self.shared = config, tokens, shared
         self.seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         self.going_back: dict[str, list[float]] = {act: [] for act in ACTS}
-        self.usage: dict[str, Usage] = {}
+        self.usage: dict[str, PrefixUse] = {}
         self.kept_bytes = 0
         self.plan: dict[str, Any] = {}
 
@@ -131,7 +131,7 @@ def _samples(seconds: dict[str, list[float]]) -> dict[str, Samples]:
     return {name: Samples(tuple(values)) for name, values in seconds.items()}
 
 
-def _ask(session: Session, prompt: list[int], boundaries: tuple[int, ...], seconds: list[float]) -> tuple[Any, Usage]:
+def _ask(session: Session, prompt: list[int], boundaries: tuple[int, ...], seconds: list[float]) -> tuple[Any, PrefixUse]:
     start = time.perf_counter()
     usage = session.sync(prompt, boundaries=boundaries)
     seconds.append(time.perf_counter() - start)

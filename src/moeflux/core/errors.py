@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
+Fault = Literal["client", "overload", "ours"]
+
 
 class MoefluxError(Exception):
-    """Base of all errors raised on purpose. `where` names a file, tensor, field or option; `hint` what to try."""
+    """Base of all errors raised on purpose. `where` names a file, tensor, field or option; `hint` what to try.
+
+    `fault` says whose it is, so that a server can answer with the right class of status: the caller's, who should ask
+    differently; overload, so that the same request can succeed later; or ours, the machine's and the files'.
+    """
+
+    fault: ClassVar[Fault] = "ours"
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.what = what
@@ -56,9 +66,13 @@ class BudgetError(MoefluxError):
 class InputError(MoefluxError):
     """Tokens or text that cannot be run."""
 
+    fault = "client"
+
 
 class OptionError(MoefluxError):
     """An option that does not exist, or that would do nothing."""
+
+    fault = "client"
 
 
 class StateError(MoefluxError):
@@ -80,6 +94,24 @@ class CutError(StateError):
 
 class CancelledError(MoefluxError):
     """Work was stopped because its caller asked for it. Nothing is broken."""
+
+    fault = "client"
+
+
+class OverloadError(MoefluxError):
+    """There is no room for another request now."""
+
+    fault = "overload"
+
+
+class DeadlineError(MoefluxError):
+    """A request was not done within the time that it had."""
+
+    fault = "overload"
+
+
+class InternalError(MoefluxError):
+    """Something that must not happen did. It is a mistake of this program."""
 
 
 class RingFullError(StateError):

@@ -12,6 +12,7 @@ from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.trace import Trace
 
 Wanted = Literal["last", "all", "none"]
+Kind = Literal["decode", "prompt"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Segment:
     tokens: Seq[int]
     logits: Wanted = "last"
     trace: Trace | None = None
+    kind: Kind | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,14 +22,17 @@ from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import DeltaNet, ModelSpec
 from moeflux.runtime.batch import Batch, Segment, check_tokens
+from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
+from moeflux.runtime.good_state import GoodState
 from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_mark, lossy_notes
 from moeflux.runtime.mflx import import_mflx
+from moeflux.runtime.needs import state_bytes
 from moeflux.runtime.plan import Plan
 from moeflux.runtime.planning import plan_engine
-from moeflux.runtime.prefill import Cancel, OnPrefill, PrefillProgress
+from moeflux.runtime.prefill import OnPrefill, PrefillProgress
 from moeflux.runtime.ring import Ring
 from moeflux.runtime.saving import Identity, load_snapshot, save_snapshot
 from moeflux.runtime.sequence import Sequence
@@ -56,7 +60,8 @@ class Engine:
         try:
             views = check_trunk(spec, self._checkpoint)
             check_bits(config.bits, spec, self._checkpoint)
-            self.plan = plan_engine(config, spec, measure(spec, self._checkpoint, views), self._checkpoint)
+            self._sizes = measure(spec, self._checkpoint, views)
+            self.plan = plan_engine(config, spec, self._sizes, self._checkpoint)
             ops = open_backend(config)
             trunk = load_trunk(spec, self._checkpoint, ops, views)
             experts = _open_experts(self.plan, config, spec, self._checkpoint, ops, progress)
@@ -64,6 +69,8 @@ class Engine:
             self._checkpoint.close()
             raise
         self._model: Model | None = Model(spec, ops, trunk, experts, Ring(config.ring))
+        self._one_forward = RLock()
+        self._accounted = self.stats().use
         own_k = own.moe_layers()[0][1].router.k
         self.notes = (*lossy_notes(config, own_k), *skipped_note(self._checkpoint), *self.plan.warnings)
         for note in self.notes:
@@ -113,37 +120,60 @@ class Engine:
         sequence.adopt(import_mflx(path, tokens, self.spec, sequence.states))
         return sequence
 
-    def forward(self, *segments: Segment) -> list[F32 | None]:
-        """Run a batch. Per segment: the logits that it wants."""
+    def forward(self, *segments: Segment, cancel: CancelFlag | None = None) -> list[F32 | None]:
+        """Run a batch. Per segment: the logits that it wants. `cancel`, set by any thread, ends it between two layers."""
         for segment in segments:
             self.check_room(len(segment.sequence) + len(segment.tokens))
-        return forward(self.model, Batch(segments))
+        with self._one_forward:
+            try:
+                return forward(self.model, Batch(segments))
+            finally:
+                self._account(segments)
+
+    def _account(self, segments: Seq[Segment]) -> None:
+        """What the store did since the last forward is this one's, and its sequences' in proportion to their tokens."""
+        if self._model is not None and (weights := [len(segment.tokens) for segment in segments]) and sum(weights):
+            now = self.stats().use
+            for segment, share in zip(segments, (now - self._accounted).split(weights), strict=True):
+                segment.sequence.use += share
+            self._accounted = now
 
     def prefill(
         self,
         sequence: Sequence,
         tokens: Seq[int],
         progress: OnPrefill | None = None,
-        cancel: Cancel | None = None,
+        cancel: CancelFlag | None = None,
     ) -> F32:
-        """Run tokens of any number in chunks of the plan's size. Logits [vocab] after the last.
+        """Run a prompt of any length in chunks of the plan's size. Logits [vocab] after the last token.
 
-        Where `cancel` says so between two chunks, raises CancelledError; the sequence then ends with the last whole chunk.
+        Where it fails, or `cancel` ends it between two layers (CancelledError), the sequence keeps the whole chunks.
         """
         check_tokens(tokens, self.spec.vocab)
         self.check_room(len(sequence) + len(tokens))
-        start, read_before, logits = time.perf_counter(), self.stats().bytes_read, None
+        start, read_before, logits = time.perf_counter(), sequence.use.bytes_read, None
+        good = GoodState(sequence)
         for at in range(0, len(tokens), self.plan.chunk_tokens):
             if progress:
-                read = self.stats().bytes_read - read_before
+                read = sequence.use.bytes_read - read_before
                 progress(PrefillProgress(at, len(tokens), read, time.perf_counter() - start))
-            if cancel and cancel():
+            if cancel and cancel.is_set:
                 raise CancelledError(f"cancelled after {at} of {len(tokens)} tokens")
             chunk = tokens[at : at + self.plan.chunk_tokens]
             is_last = at + len(chunk) == len(tokens)
-            (logits,) = self.forward(Segment(sequence, chunk, "last" if is_last else "none"))
+            good.keep(prompt=True)
+            try:
+                segment = Segment(sequence, chunk, "last" if is_last else "none", kind="prompt")
+                (logits,) = self.forward(segment, cancel=cancel)
+            except CancelledError:
+                good.go_back()
+                raise CancelledError(f"cancelled after {at} of {len(tokens)} tokens") from None
+            except BaseException:
+                if not sequence.usable:
+                    good.go_back()
+                raise
         if progress:
-            read = self.stats().bytes_read - read_before
+            read = sequence.use.bytes_read - read_before
             progress(PrefillProgress(len(tokens), len(tokens), read, time.perf_counter() - start))
         assert logits is not None
         row: F32 = logits[0]
@@ -166,6 +196,10 @@ class Engine:
             assert rows is not None
             logits[start : start + len(chunk)] = rows
         return logits
+
+    def state_bytes(self, n_tokens: int) -> int:
+        """What the state of a sequence of so many tokens takes."""
+        return state_bytes(self._sizes, n_tokens, self.config.kv)
 
     def check_room(self, n_tokens: int) -> None:
         """Whether a sequence may become so long."""

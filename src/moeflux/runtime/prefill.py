@@ -1,4 +1,4 @@
-"""A prompt run in chunks: how far it is, and a way to stop it between two of them."""
+"""How far a prompt is that runs in chunks."""
 
 from __future__ import annotations
 
@@ -20,4 +20,3 @@ class PrefillProgress:
 
 
 OnPrefill = Callable[[PrefillProgress], None]
-Cancel = Callable[[], bool]  # asked between chunks

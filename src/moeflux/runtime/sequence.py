@@ -13,6 +13,7 @@ from moeflux.core.errors import CutError, StateError
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.checkpoints import DEFAULT_COUNT, Checkpoints
 from moeflux.runtime.snapshot import Snapshot, blocks_of, common_length, payload_bytes
+from moeflux.store.stats import ExpertUse
 
 
 class Sequence:
@@ -25,6 +26,7 @@ class Sequence:
         self.states = self._new_states()
         self._checkpoints = Checkpoints()
         self._broken_by: str | None = None
+        self.use = ExpertUse()  # what its tokens took of the expert store, all in all
 
     def _new_states(self) -> tuple[LayerState, ...]:
         return tuple(self._ops.new_state(mixer, self._kv) for mixer in self._mixers)
@@ -139,6 +141,12 @@ class Sequence:
     def snapshot(self) -> Snapshot:
         self.check_usable()
         return Snapshot.of(self.tokens, self.states)
+
+    def snapshot_at(self, position: int) -> Snapshot | None:
+        """Of the first tokens, where their state is known: anywhere if it can be cut, else at checkpoints and the end."""
+        if position == len(self.tokens) and self.usable:
+            return self.snapshot()
+        return self.snapshot().cut(position) if self.cuttable and self.usable else self._checkpoints.get(position)
 
     def adopt(self, snapshot: Snapshot) -> None:
         """Become what the snapshot is of. Checkpoints on the way there stay."""

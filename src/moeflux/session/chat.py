@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moeflux.core.errors import FormatError, InputError, ReadError
+from moeflux.core.errors import FormatError, WriteError
 from moeflux.core.json_file import read_json
 from moeflux.runtime.engine import Engine
 from moeflux.runtime.prefill import OnPrefill
-from moeflux.runtime.snapshot import common_length
 from moeflux.sampling.constraint import Grammar
 from moeflux.session.events import Finish, Token, text_of
-from moeflux.session.generate import Generation, Request
+from moeflux.session.generate import Generation
 from moeflux.session.model_text import ModelText
+from moeflux.session.prompt import Conversation, Messages, PreparedPrompt, Transcripts, prepare
 from moeflux.session.session import Session
-from moeflux.text.chat import Prompt, Tools
+from moeflux.session.writer import Request
+from moeflux.text.chat import Tools
 from moeflux.text.regions import Part, Text
+from moeflux.text.stops import read_stops
 from moeflux.text.tools import CallEnd, ToolCall
 
 CHECKPOINTS = 2  # states that are kept where they cannot be cut: each costs what one sequence costs
@@ -28,11 +30,14 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class Answer(Iterator[Token]):
-    """Iterate for tokens. Once it is over, the conversation has the answer as its last message."""
+    """Iterate for tokens. Once it is over, the conversation has the answer as its last message.
 
-    def __init__(self, chat: Chat, generation: Generation, prompt: Prompt, ids: list[int]) -> None:
-        self._chat, self._generation, self._prompt = chat, generation, prompt
-        self._prompt_ids, self._ids = ids, list[int]()
+    An answer that fails, or is cancelled before it says anything, takes its question out of the conversation again.
+    """
+
+    def __init__(self, chat: Chat, generation: Generation, prompt: PreparedPrompt, n_before: int) -> None:
+        self._chat, self._generation, self._prompt, self._n_before = chat, generation, prompt, n_before
+        self._ids: list[int] = []
         self._parts: list[Part] = []
         self._closed = False
 
@@ -42,12 +47,21 @@ class Answer(Iterator[Token]):
         except StopIteration:
             self._close()
             raise
+        except BaseException:
+            self._take_back()
+            raise
         self._ids.append(token.id)
         self._parts += token.parts
         return token
 
     def cancel(self) -> None:
         self._generation.cancel()
+
+    def end(self) -> None:
+        """Cancels it and closes it, if that has not been done."""
+        self.cancel()
+        for _ in self:
+            pass
 
     @property
     def finish(self) -> Finish | None:
@@ -72,10 +86,20 @@ class Answer(Iterator[Token]):
         return {"role": "assistant", "content": self.text, **thought, **({"tool_calls": calls} if calls else {})}
 
     def _close(self) -> None:
-        if self.finish and not self._closed:
+        if self._closed or self.finish is None:
+            return
+        self._parts += self.finish.parts
+        message = self.message()
+        if not message["content"] and not self.calls and self.finish.reason == "cancelled":
+            self._take_back()
+            return
+        self._closed = True
+        self._chat._answered(message, self._prompt, self._ids)
+
+    def _take_back(self) -> None:
+        if not self._closed:
             self._closed = True
-            self._parts += self.finish.parts
-            self._chat._answered(self, self._prompt.marked, self._prompt_ids, self._ids)
+            del self._chat.messages[self._n_before :]
 
 
 class Chat:
@@ -92,44 +116,57 @@ class Chat:
     ) -> None:
         self._engine, self._text, self._tools = engine, text, tools
         self._format = text.chat
-        self._variables = {} if thinking is None else {"enable_thinking": thinking}
+        self._thinking = thinking
         self.system = system
         self.messages: list[dict[str, Any]] = []  # without the system prompt
         self._session = Session(engine, anchor_every=None)
         self._session.sequence.limit_checkpoints(CHECKPOINTS)
-        self._known: tuple[str, list[int]] = ("", [])  # text as rendered and written so far, and the tokens that it was
+        self._transcripts = Transcripts()
+        self._answer: Answer | None = None
 
-    def ask(
+    def ask(self, content: str | Sequence[Mapping[str, Any]], **options: Any) -> Answer:
+        """The user says something: a text, or parts of a text as clients send them. Options as for `send`."""
+        return self.send([{"role": "user", "content": content}], **options)
+
+    def send(
         self,
-        content: str,
+        messages: Messages,
         *,
+        tools: Tools | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         grammar: Grammar | None = None,
         progress: OnPrefill | None = None,
         **sampling: Any,
     ) -> Answer:
-        """The user says something. An answer that is cancelled before it begins leaves the conversation as it was."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        self.messages.append({"role": "user", "content": content})
+        """Messages that follow: what the user says, results of tools. `tools`: in place of the conversation's own.
+
+        An answer that is still being written is ended first. What is refused leaves the conversation as it was.
+        """
+        if self._answer is not None:
+            self._answer.end()
+        n_before = len(self.messages)
+        self.messages += [dict(message) for message in messages]
         try:
-            prompt = self._format.prompt([*system, *self.messages], self._tools, **self._variables)
-            ids = self._encode(prompt)
-            splitter = self._format.splitter(prompt, self._tools)
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            wanted = Conversation.of([*system, *self.messages], tools or self._tools, self._thinking)
+            prompt = prepare(self._format, wanted, self._transcripts)
             params = self._text.sampling(**sampling)
-            said = (self._said([*system, *self.messages], ids),)
-            request = Request(ids, params, max_tokens, tuple(stop), grammar, splitter, said)
+            request = Request(prompt.ids, params, max_tokens, read_stops(stop), grammar, prompt.splitter, (prompt.said,))
             generation = Generation(self._engine, self._text, request, self._session, progress)
         except BaseException:
-            self.messages.pop()
+            del self.messages[n_before:]
             raise
-        return Answer(self, generation, prompt, ids)
+        self._answer = Answer(self, generation, prompt, n_before)
+        return self._answer
 
     def reset(self) -> None:
         """Forgets everything but the system prompt."""
+        if self._answer is not None:
+            self._answer.end()
         self.messages.clear()
         self._session.clear()
-        self._known = ("", [])
+        self._transcripts.clear()
 
     @property
     def n_tokens(self) -> int:
@@ -144,7 +181,7 @@ class Chat:
                 file.write(text)
             os.replace(file.name, path)
         except OSError as error:
-            raise ReadError(error.strerror or str(error), where=str(path)) from error
+            raise WriteError(error.strerror or str(error), where=str(path)) from error
 
     def load(self, path: Path) -> None:
         """A conversation that was saved takes the place of this one."""
@@ -158,25 +195,6 @@ class Chat:
         self.reset()
         self.system, self.messages = system, list(messages or ())
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        """What is known keeps the tokens that it was: encoded anew, a model's own text can be cut in another way."""
-        text, ids = self._known
-        if ids and prompt.marked.startswith(text):
-            return [*ids, *self._format.encode(Prompt(prompt.marked[len(text) :]))]
-        return self._format.encode(prompt)
-
-    def _said(self, messages: list[dict[str, Any]], ids: list[int]) -> int:
-        """Where the last message ends. Behind it, the next prompt may differ: templates leave old thoughts out."""
-        try:
-            prompt = self._format.prompt(messages, self._tools, add_generation_prompt=False, **self._variables)
-        except InputError:  # some templates refuse to end so
-            return len(ids)
-        return common_length(self._encode(prompt), ids)
-
-    def _answered(self, answer: Answer, prompt: str, prompt_ids: list[int], ids: list[int]) -> None:
-        message = answer.message()
-        if not message["content"] and not answer.calls and answer.finish and answer.finish.reason == "cancelled":
-            self.messages.pop()
-            return
+    def _answered(self, message: dict[str, Any], prompt: PreparedPrompt, ids: list[int]) -> None:
         self.messages.append(message)
-        self._known = (prompt + self._text.tokenizer.decode(ids), [*prompt_ids, *ids])
+        self._transcripts.remember(prompt.marked + self._text.tokenizer.decode(ids), [*prompt.ids, *ids])

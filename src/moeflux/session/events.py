@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from moeflux.store.stats import StoreStats
+from moeflux.core.errors import MoefluxError
+from moeflux.runtime.prefill import PrefillProgress
+from moeflux.store.stats import ExpertUse
 from moeflux.text.regions import Part, Text
 
 Reason = Literal["end", "length", "stop_sequence", "complete", "cancelled"]
@@ -25,6 +27,20 @@ class Token:
     def text(self) -> str:
         """For the reader: without reasoning and tool calls."""
         return text_of(self.parts)
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A request waits: so many come before it."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """A request runs from now on; so many tokens of its prompt were known."""
+
+    cached: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ class Finish:
     reason: Reason
     usage: Usage
     timings: Timings
-    store: StoreStats  # what it took of the expert store
+    store: ExpertUse  # what its tokens took of the expert store, and nobody else's
     seed: int | None  # that reproduces it; None where nothing was drawn
     stop_sequence: str | None = None
     parts: tuple[Part, ...] = ()  # what was held back where it was cancelled between two tokens
@@ -78,6 +94,16 @@ class Finish:
             "store": store,
             "seed": self.seed,
         }
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The last event of a request that could not be answered."""
+
+    error: MoefluxError
+
+
+Event = Queued | Started | PrefillProgress | Token | Finish | Failed  # a request's: the last is a Finish or a Failed
 
 
 def text_of(parts: tuple[Part, ...]) -> str:

@@ -49,6 +49,11 @@ class ModelText:
         return Vocabulary(pieces, tokenizer.added.values(), self.ends, tokenizer.encode_plain)
 
     @property
+    def vocab(self) -> int:
+        """Ids that the model can be given."""
+        return self._spec.vocab
+
+    @property
     def n_ids(self) -> int:
         """Ids from there on stand for nothing."""
         return min(self._spec.vocab, self.tokenizer.n_ids) if self.has_tokenizer else self._spec.vocab

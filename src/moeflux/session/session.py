@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from moeflux.core.errors import BudgetError, CancelledError
 from moeflux.runtime.batch import Segment, check_tokens
-from moeflux.runtime.batching import Batcher, Next, Request
+from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.engine import Engine
-from moeflux.runtime.prefill import Cancel, OnPrefill
+from moeflux.runtime.prefill import OnPrefill
+from moeflux.runtime.scheduler import Job, Scheduler, Take
 from moeflux.runtime.snapshot import common_length
 from moeflux.session.prefixes import PrefixStore
 
@@ -28,7 +29,7 @@ LAST_BOUNDARIES = 2  # of messages, that are anchors besides the first: what cha
 
 
 @dataclass(frozen=True)
-class Usage:
+class PrefixUse:
     """Of one text: tokens whose state was there, tokens that were run, and how many of these can be read next time."""
 
     read: int
@@ -36,47 +37,57 @@ class Usage:
     computed: int
 
 
+@dataclass(frozen=True)
+class Marks:
+    """Positions of a text. `breakpoints`: where its caller wants to start again. `boundaries`: where messages end."""
+
+    breakpoints: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
+
+
+NO_MARKS = Marks()
+
+
 class Session:
     def __init__(self, engine: Engine, prefixes: PrefixStore | None = None, anchor_every: int | None = ANCHOR_EVERY) -> None:
         self._engine, self._prefixes, self._every = engine, prefixes, anchor_every
         self.sequence = engine.sequence()
         self.logits: F32 | None = None  # [vocab], after the last token
+        self._read = self._kept = self._end = 0  # of the latest text: where it started, what can be read next time, its end
 
     def sync(
         self,
         tokens: Sequence[int],
         breakpoints: Iterable[int] = (),
         boundaries: Iterable[int] = (),
-        cancelled: Cancel | None = None,
+        cancelled: CancelFlag | None = None,
         progress: OnPrefill | None = None,
-    ) -> Usage:
+    ) -> PrefixUse:
         """Bring the sequence to exactly these tokens; at least the last one is run, and its logits are in `logits`.
 
         `breakpoints`: positions where the caller wants to be able to start again. `boundaries`: where messages end; the
-        first and the last ones are used. `cancelled` is asked between chunks: CancelledError, and what was run stays.
+        first and the last ones are used. `cancelled` is heard between layers: CancelledError, and whole chunks stay.
         """
         tokens = list(tokens)
-        start, anchors = self._begin(tokens, breakpoints, boundaries)
-        kept = start
+        anchors = self._begin(tokens, Marks(tuple(breakpoints), tuple(boundaries)))
+        start = self._read
         for stop in sorted({*anchors, len(tokens)}):
             self._run(tokens, stop, cancelled, _shifted(progress, len(self.sequence) - start, len(tokens) - start))
-            if stop in anchors and self.anchor():
-                kept = stop
-        return Usage(start, kept - start, len(tokens) - start)
+            if stop in anchors:
+                self._reach(stop)
+        return self.use
 
-    def request(
-        self,
-        batcher: Batcher,
-        tokens: Sequence[int],
-        choose: Next,
-        breakpoints: Iterable[int] = (),
-        boundaries: Iterable[int] = (),
-    ) -> tuple[Request, Usage]:
-        """As `sync`, but run by the batcher beside other sequences, and then on as `choose` says. Called by its thread."""
+    def submit(self, scheduler: Scheduler, tokens: Sequence[int], take: Take, marks: Marks = NO_MARKS) -> Job:
+        """As `sync`, but run by the scheduler beside other sequences, and then on as `take` says. Called by its thread."""
+        scheduler.check_free(self.sequence)
         tokens = list(tokens)
-        start, anchors = self._begin(tokens, breakpoints, boundaries)
-        request = batcher.submit(self.sequence, tokens[start:], choose, sorted(anchors), lambda _: self.anchor())
-        return request, Usage(start, max(anchors, default=start) - start, len(tokens) - start)
+        anchors = self._begin(tokens, marks)
+        return scheduler.submit(self.sequence, tokens[self._read :], take, sorted(anchors), self._reach)
+
+    @property
+    def use(self) -> PrefixUse:
+        """Of the latest text. What was kept grows while it is run."""
+        return PrefixUse(self._read, self._kept - self._read, self._end - self._read)
 
     def advance(self, token: int) -> F32:
         """One more token; the logits after it."""
@@ -100,13 +111,18 @@ class Session:
         self.sequence.clear()
         self.logits = None
 
-    def _begin(self, tokens: list[int], breakpoints: Iterable[int], boundaries: Iterable[int]) -> tuple[int, set[int]]:
-        """Where the sequence stands now, and where states are to be kept on the way to these tokens."""
+    def _begin(self, tokens: list[int], marks: Marks) -> set[int]:
+        """Puts the sequence where it can go on from. Returns where states are to be kept on the way to these tokens."""
         check_tokens(tokens, self._engine.spec.vocab)
         self._engine.check_room(len(tokens))
         self.logits = None
-        start = self._start(tokens)
-        return start, self._anchors(start, len(tokens), breakpoints, boundaries)
+        self._read = self._kept = self._start(tokens)
+        self._end = len(tokens)
+        return self._anchors(self._read, len(tokens), marks)
+
+    def _reach(self, position: int) -> None:
+        if self.anchor():
+            self._kept = position
 
     def _start(self, tokens: list[int]) -> int:
         """Put the sequence where it can go on from; says how many tokens that are."""
@@ -122,18 +138,18 @@ class Session:
         self.sequence.restore(own)
         return own
 
-    def _anchors(self, start: int, end: int, breakpoints: Iterable[int], boundaries: Iterable[int]) -> set[int]:
+    def _anchors(self, start: int, end: int, marks: Marks) -> set[int]:
         """Where to keep the state. One that can be cut is kept once, at the end: it serves every shorter text too."""
-        wanted = {position for position in breakpoints if start < position <= end}
+        wanted = {position for position in marks.breakpoints if start < position <= end}
         if self.sequence.cuttable:
             return {end}
-        places = sorted({position for position in boundaries if 0 < position <= end})
+        places = sorted({position for position in marks.boundaries if 0 < position <= end})
         wanted |= {*places[:1], *places[-LAST_BOUNDARIES:]}
         if self._every:
             wanted |= set(range(-(-(start + 1) // self._every) * self._every, end + 1, self._every))
         return {position for position in wanted if start < position}
 
-    def _run(self, tokens: list[int], stop: int, cancelled: Cancel | None, progress: OnPrefill | None) -> None:
+    def _run(self, tokens: list[int], stop: int, cancelled: CancelFlag | None, progress: OnPrefill | None) -> None:
         todo = tokens[len(self.sequence) : stop]
         try:
             logits = self._engine.prefill(self.sequence, todo, progress, cancelled)

@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+
+@dataclass(frozen=True)
+class ExpertUse:
+    """What some tokens took of the store. Shares of one forward add up to the forward, and forwards to the store."""
+
+    asked: int = 0  # distinct experts
+    hits: int = 0  # of them, those that were in memory
+    bytes_read: int = 0
+    stall_ns: int = 0  # waited for
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the experts asked for that were in memory."""
+        return self.hits / self.asked if self.asked else 0.0
+
+    def __add__(self, other: ExpertUse) -> ExpertUse:
+        return ExpertUse(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: ExpertUse) -> ExpertUse:
+        return ExpertUse(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def split(self, weights: Sequence[int]) -> list[ExpertUse]:
+        """In proportion, so that the shares add up exactly."""
+        columns = [_split(value, weights) for value in astuple(self)]
+        return [ExpertUse(*values) for values in zip(*columns, strict=True)]
+
+
+def _split(value: int, weights: Sequence[int]) -> list[int]:
+    total, so_far, shares = sum(weights), 0, []
+    for weight in weights:
+        shares.append(value * (so_far + weight) // total - value * so_far // total)
+        so_far += weight
+    return shares
 
 
 @dataclass(frozen=True)
@@ -50,7 +85,11 @@ class StoreStats:
     @property
     def hit_rate(self) -> float:
         """Share of the experts asked for that were in memory."""
-        return self.hits / self.asked if self.asked else 0.0
+        return self.use.hit_rate
+
+    @property
+    def use(self) -> ExpertUse:
+        return ExpertUse(self.asked, self.hits, self.bytes_read, self.stall_ns)
 
     def since(self, earlier: StoreStats) -> StoreStats:
         """What happened after `earlier`; the gauges are of now."""

@@ -42,3 +42,12 @@ class Stops:
         """What was held back and turned out to be no stop sequence."""
         held, self._held = self._held, ""
         return held
+
+
+def read_stops(value: object) -> tuple[str, ...]:
+    """Stop sequences as callers give them: one string or several."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Sequence):
+        raise InputError(f"{value!r} are no stop sequences", where="option 'stop'", hint="give a string or a list of them")
+    return tuple(value)

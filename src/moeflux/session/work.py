@@ -1,0 +1,118 @@
+"""A request inside the worker: its writer, the session that it runs on, and how it is told of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moeflux.core.errors import DeadlineError, MoefluxError
+from moeflux.runtime.batch import check_tokens
+from moeflux.runtime.prefill import PrefillProgress
+from moeflux.runtime.scheduler import F32, Job
+from moeflux.session.events import Failed, Started, Token
+from moeflux.session.generate import Clock, finished
+from moeflux.session.handle import Handle, RequestOptions
+from moeflux.session.model_text import ModelText
+from moeflux.session.prompt import Conversation, Transcripts, prepare
+from moeflux.session.session import Marks, Session
+from moeflux.session.writer import Request, Writer
+from moeflux.store.stats import ExpertUse
+from moeflux.text.regions import Splitter
+from moeflux.text.stops import read_stops
+
+AnyPrompt = str | Sequence[int] | Conversation
+
+
+@dataclass(eq=False)
+class Work:
+    """`run`: the prompt, and what a constraint forces behind it."""
+
+    writer: Writer
+    marks: Marks
+    context: int  # tokens that its sequence can come to have
+    marked: str | None  # the rendered prompt, where it is a conversation
+    deadline: float | None
+    run: tuple[int, ...]
+    forced: tuple[Token, ...]
+    clock: Clock
+    handle: Handle = field(init=False)
+    ids: list[int] = field(default_factory=list)  # of the answer
+    session: Session | None = None
+    job: Job | None = None
+    before: ExpertUse = field(default_factory=ExpertUse)
+    told: int = 0  # tokens of the prompt, in the latest progress
+    cancelled: bool = False
+
+    @property
+    def late(self) -> bool:
+        return self.deadline is not None and self.deadline <= time.monotonic()
+
+    @property
+    def use(self) -> ExpertUse:
+        """What it took of the expert store."""
+        return ExpertUse() if self.session is None else self.session.sequence.use - self.before
+
+    def started(self, session: Session, job: Job) -> None:
+        self.told = session.use.read
+        self.writer.read(self.told)
+        self.job = job
+        self.handle.tell(Started(self.told))
+        self.tell_forced()
+
+    def tell_forced(self) -> None:
+        """What the constraint forces behind the prompt."""
+        self._tell_tokens(self.forced)
+
+    def take(self, logits: F32) -> tuple[int, ...]:
+        """Of the scheduler: the tokens to run next."""
+        self.clock.prefill()
+        turn = self.writer.take(logits)
+        self._tell_tokens(turn.events)
+        return turn.run
+
+    def _tell_tokens(self, tokens: tuple[Token, ...]) -> None:
+        for token in tokens:
+            self.ids.append(token.id)
+            self.clock.token()
+            self.handle.tell(token)
+
+    def tell_progress(self) -> None:
+        """How far the prompt is, where it moved."""
+        assert self.session is not None
+        sequence, start = self.session.sequence, self.session.use.read
+        if not self.clock.prefilled and len(sequence) > self.told:
+            self.told = len(sequence)
+            done, total = self.told - start, len(self.run) - start
+            self.handle.tell(PrefillProgress(done, total, self.use.bytes_read, self.clock.elapsed))
+
+    def end(self, error: MoefluxError | None) -> None:
+        """Tells the last event. Without an error: its writer has ended, or it was cancelled, or it is late."""
+        if error is None and self.writer.reason is None and self.late and not self.cancelled:
+            error = DeadlineError("the time that the request had is over", where="option 'deadline_s'")
+        if error is not None:
+            self.handle.tell(Failed(error))
+            return
+        self.writer.cancel()
+        self.handle.tell(finished(self.writer, self.clock, self.use))
+
+
+def prepare_work(text: ModelText, context: int, prompt: AnyPrompt, options: RequestOptions, past: Transcripts) -> Work:
+    """All that needs no engine: rendering, encoding, compiling. Raises what is the caller's mistake."""
+    clock = Clock()
+    clock.start()
+    marked: str | None = None
+    boundaries: tuple[int, ...] = ()
+    splitter: Splitter | None = None
+    if isinstance(prompt, Conversation):
+        prepared = prepare(text.chat, prompt, past)
+        ids, marked, boundaries, splitter = prepared.ids, prepared.marked, (prepared.said,), prepared.splitter
+    else:
+        ids = text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    check_tokens(ids, text.vocab)
+    params, stops = text.sampling(**options.sampling), read_stops(options.stop)
+    writer = Writer(text, Request(ids, params, options.max_tokens, stops, options.grammar, splitter), context)
+    most = context if options.max_tokens is None else min(context, len(ids) + options.max_tokens)
+    deadline = None if options.deadline_s is None else time.monotonic() + options.deadline_s
+    marks, turn = Marks(tuple(options.breakpoints), boundaries), writer.begin()
+    return Work(writer, marks, most, marked, deadline, turn.run, turn.events, clock)

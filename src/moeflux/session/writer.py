@@ -1,0 +1,182 @@
+"""One generation as a state machine: logits in, tokens to run next and events out.
+
+A writer holds no engine, no sequence and no thread. `generate` drives one inline, the worker drives many through the
+scheduler, and a step that has to be run again never shows: a writer only moves when it is given logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from moeflux.core.errors import InputError, StateError
+from moeflux.sampling.choose import F32
+from moeflux.sampling.constraint import Grammar
+from moeflux.sampling.params import SamplingParams
+from moeflux.sampling.sampler import Choice, Sampler
+from moeflux.session.events import Reason, Token, Usage
+from moeflux.session.model_text import ModelText
+from moeflux.text.regions import Part, Splitter
+from moeflux.text.stream import TextStream
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate. `max_tokens` None: until the context is full."""
+
+    ids: Sequence[int]
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    grammar: Grammar | None = None  # holds from the end of reasoning on
+    splitter: Splitter | None = None  # None: everything is text
+    boundaries: tuple[int, ...] = ()  # positions of the prompt where a later one may go another way
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What follows from logits: tokens to run for the next ones (none: it is over), and what became known."""
+
+    run: tuple[int, ...]
+    events: tuple[Token, ...]
+
+
+@dataclass
+class _Tally:
+    """What one turn has gathered."""
+
+    run: list[int] = field(default_factory=list)
+    events: list[Token] = field(default_factory=list)
+
+    def turn(self, over: bool) -> Turn:
+        return Turn(() if over else tuple(self.run), tuple(self.events))
+
+
+class Writer:
+    """`reason` says why it ended, once it has. Held-back text that the end releases comes with the last token.
+
+    `context`: tokens that the sequence may have; the last token of an answer need not be run, so it does not count.
+    """
+
+    def __init__(self, text: ModelText, request: Request, context: int) -> None:
+        _check(request, context)
+        self._request, self._context, self._ends = request, context, text.ends
+        self._stream = TextStream(text.tokenizer, request.stops, request.splitter) if text.has_tokenizer else None
+        if request.stops and self._stream is None:
+            text.tokenizer  # noqa: B018 (says that there is none)
+        self._sampler = Sampler(request.sampling, text.n_ids, request.ids)
+        self._constraint = text.vocabulary.constrain(request.grammar) if request.grammar else None
+        self._begun = False
+        self.usage = Usage(len(request.ids), 0, 0, 0, 0)
+        self.reason: Reason | None = None
+
+    @property
+    def seed(self) -> int | None:
+        """That reproduces it; None where nothing is drawn."""
+        return None if self._request.sampling.greedy else self._sampler.seed
+
+    @property
+    def stop_sequence(self) -> str | None:
+        return self._stream.stopped_by if self._stream else None
+
+    @property
+    def n_tokens(self) -> int:
+        """Of prompt and answer so far."""
+        return self.usage.prompt + self.usage.completion
+
+    def begin(self) -> Turn:
+        """Before any logits: the prompt, and what the constraint forces behind it."""
+        if self._begun:
+            raise StateError("the generation has begun already")
+        self._begun = True
+        tally = _Tally(list(self._request.ids))
+        if self._active:
+            self._hide_markers()
+        self._force(tally)
+        return tally.turn(self.reason is not None)
+
+    def take(self, logits: F32) -> Turn:
+        """Logits [vocab] after the last token that was to be run."""
+        if self.reason is not None:
+            raise StateError(f"the generation has ended already ({self.reason})")
+        allowed = self._constraint.allowed() if self._constraint and self._active else None
+        choice = self._sampler.sample(logits, allowed)
+        tally = _Tally()
+        if choice.token in self._ends:
+            self.reason = "end"
+            if parts := self.rest():
+                tally.events.append(Token(choice.token, parts))
+        else:
+            self._add(tally, choice, forced=False)
+            self._force(tally)
+        return tally.turn(self.reason is not None)
+
+    def cancel(self) -> None:
+        """It is over now, unless it was before."""
+        self.reason = self.reason or "cancelled"
+
+    def read(self, n_cached: int) -> None:
+        """So many tokens of the prompt were not run, because their state was known."""
+        self.usage = replace(self.usage, cached=min(n_cached, self.usage.prompt))
+
+    def rest(self) -> tuple[Part, ...]:
+        """What was held back. Once, at the end."""
+        return self._stream.finish() if self._stream else ()
+
+    @property
+    def _active(self) -> bool:
+        """Whether the constraint holds now."""
+        return self._constraint is not None and not (self._stream and self._stream.reasoning)
+
+    def _hide_markers(self) -> None:
+        """In constrained output nothing is a marker."""
+        if self._request.splitter:
+            self._request.splitter.turn_off()
+
+    def _force(self, tally: _Tally) -> None:
+        """Tokens that need no step, as many as there is room for."""
+        if self.reason is not None or self._constraint is None or not self._active:
+            return
+        tokens = self._constraint.forced()[: max(0, self._context - self.n_tokens)]
+        self._sampler.note(tokens)
+        for token in tokens:
+            self._add(tally, Choice(token), forced=True)
+            if self.reason is not None:
+                return
+
+    def _add(self, tally: _Tally, choice: Choice, forced: bool) -> None:
+        """Everything that follows from a token."""
+        was_active, reasoning = self._active, bool(self._stream and self._stream.reasoning)
+        parts = self._stream.add(choice.token) if self._stream else ()
+        if self._constraint and was_active:
+            self._constraint.advance([choice.token])
+        elif self._active:
+            self._hide_markers()
+        u = self.usage
+        self.usage = replace(u, completion=u.completion + 1, reasoning=u.reasoning + reasoning, forced=u.forced + forced)
+        self.reason = self._why_over()
+        if self.reason:
+            parts += self.rest()
+        tally.run.append(choice.token)
+        tally.events.append(Token(choice.token, parts, choice.logprob, choice.top, forced))
+
+    def _why_over(self) -> Reason | None:
+        if self.stop_sequence is not None:
+            return "stop_sequence"
+        if self._constraint and self._active and self._constraint.finished:
+            return "complete"
+        if self.usage.completion == self._request.max_tokens or self.n_tokens > self._context:
+            return "length"
+        return None
+
+
+def _check(request: Request, context: int) -> None:
+    n = request.max_tokens
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+        raise InputError(f"max_tokens is {n!r}, not a positive whole number", where="option 'max_tokens'")
+    if len(request.ids) > context:
+        raise InputError(
+            f"a prompt of {len(request.ids)} tokens, but the memory of this engine is planned for {context}",
+            where="option 'context'",
+            hint=f"load the model with context={len(request.ids)} or more",
+        )
