@@ -16,9 +16,10 @@ from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
 
+from moeflux.core.atomic_file import UNFINISHED
 from moeflux.core.errors import MoefluxError, WriteError
 from moeflux.core.log import log
-from moeflux.formats.snapshot import UNFINISHED, SnapshotFile
+from moeflux.formats.snapshot import SnapshotFile
 from moeflux.runtime.saving import TOKENS, Identity, check_identity, save_snapshot
 from moeflux.runtime.snapshot import Snapshot, Tokens
 
