@@ -147,8 +147,9 @@ class PrefixStore:
         if entry.file is None:  # still being written
             return None
         try:
-            states = self._engine.sequence().states
-            snapshot, _ = load_snapshot(entry.file, states, self._engine.identity, self._engine.spec.vocab)
+            states = self._engine.new_states()
+            check = self._engine.check_room
+            snapshot, _ = load_snapshot(entry.file, states, self._engine.identity, self._engine.spec.vocab, check)
         except MoefluxError as error:
             log.warning("a kept prefix of %d tokens is not used and removed: %s", len(entry.tokens), error)
             self._forget(entry)
