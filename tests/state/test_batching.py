@@ -13,7 +13,8 @@ import moeflux
 from conftest import DATA
 from moeflux.core.errors import BudgetError, CancelledError, InputError, OptionError, StateError
 from moeflux.runtime.batching import LEAST_CHUNK, Batcher
-from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.entry import Limits
+from moeflux.session.prefixes import PrefixStore
 from moeflux.session.session import Session
 from state.families import FAMILIES, HYBRID, PLAIN, fresh_logits, opened, text
 
@@ -52,7 +53,7 @@ def steps(monkeypatch):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_together_as_alone(name):
     """Prompts of different lengths that begin at different times, some from a shared prefix."""
-    engine = opened(name, **MANY)
+    engine = opened(name, prefixes="100MB", **MANY)
     batcher, prefixes = Batcher(engine), PrefixStore(engine, Limits(10**8))
     prompts = [text(40), text(3, 1), [*text(40), *text(20, 2)], text(90, 3), text(1, 4)]
     readers = [Reader(n) for n in (5, 9, 4, 3, 7)]

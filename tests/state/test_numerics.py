@@ -16,7 +16,8 @@ from moeflux.backends.native.ops import NativeOps, available_isas
 from moeflux.backends.numerics import NUMERICS_VERSION
 from moeflux.core.errors import SnapshotError
 from moeflux.formats.snapshot import Section, SnapshotFile, write_snapshot
-from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.entry import Limits
+from moeflux.session.prefixes import PrefixStore
 from moeflux.session.session import Session
 from state.families import FAMILIES, HYBRID, LATENT, opened, text
 

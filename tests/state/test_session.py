@@ -10,11 +10,17 @@ import pytest
 
 from moeflux.core.errors import CancelledError, InputError, WriteError
 from moeflux.session import disk
-from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.entry import Limits
+from moeflux.session.prefixes import PrefixStore
 from moeflux.session.session import Session, Usage
-from state.families import FAMILIES, HYBRID, LATENT, PLAIN, fresh_logits, opened, text
+from state import families
+from state.families import FAMILIES, HYBRID, LATENT, PLAIN, fresh_logits, text
 
 MB = 10**6
+
+
+def opened(name):
+    return families.opened(name, prefixes="100MB")
 
 
 def synced(session, name, tokens, **options):
@@ -166,14 +172,42 @@ def test_after_a_restart_from_disk(name, tmp_path):
     again.close()
 
 
+def size_of(name, n):
+    """Bytes of a state in memory, and in a file."""
+    sequence = opened(name).sequence()
+    opened(name).prefill(sequence, text(n))
+    snapshot = sequence.snapshot()
+    return snapshot.own_bytes + sum(block.nbytes for block in snapshot.blocks()), sequence.snapshot_bytes
+
+
 def test_what_left_memory_comes_back_from_disk(tmp_path):
-    prefixes = PrefixStore(opened(HYBRID), Limits(10), tmp_path)
-    session = Session(opened(HYBRID), prefixes)
-    synced(session, HYBRID, text(20), boundaries=[20])
-    prefixes.flush()
-    assert prefixes.ram_bytes == 0
+    one, _ = size_of(HYBRID, 20)
+    prefixes = PrefixStore(opened(HYBRID), Limits(one), tmp_path)
+    for branch in (1, 2):
+        synced(Session(opened(HYBRID), prefixes), HYBRID, text(20, branch), boundaries=[20])
+        prefixes.flush()
+        assert prefixes.ram_bytes == one
     assert prefixes.disk_bytes > 0
-    assert synced(Session(opened(HYBRID), prefixes), HYBRID, [*text(20), 1]).read == 20
+    for branch in (1, 2, 1):
+        assert synced(Session(opened(HYBRID), prefixes), HYBRID, [*text(20, branch), 1], boundaries=[20]).read == 20
+        assert prefixes.ram_bytes == one
+    prefixes.close()
+
+
+def test_without_room_for_one_state_nothing_is_kept_or_read(tmp_path):
+    """What waits to be written is in memory, and what is read too."""
+    one, _ = size_of(HYBRID, 20)
+    prefixes = PrefixStore(opened(HYBRID), Limits(one - 1), tmp_path)
+    assert synced(Session(opened(HYBRID), prefixes), HYBRID, text(20), boundaries=[20]) == Usage(0, 0, 20)
+    prefixes.close()
+    assert not list(tmp_path.rglob("*.state"))
+    prefixes = PrefixStore(opened(HYBRID), Limits(one), tmp_path)
+    synced(Session(opened(HYBRID), prefixes), HYBRID, text(20), boundaries=[20])
+    prefixes.close()
+    prefixes = PrefixStore(opened(HYBRID), Limits(one - 1), tmp_path)
+    assert prefixes.lengths == (20,)
+    assert synced(Session(opened(HYBRID), prefixes), HYBRID, [*text(20), 1]).read == 0
+    assert (prefixes.ram_bytes, prefixes.lengths) == (0, (20,))  # it stays where it is
     prefixes.close()
 
 
@@ -184,7 +218,7 @@ def test_the_disk_budget_holds(tmp_path):
     prefixes.flush()
     size = prefixes.disk_bytes
     prefixes.close()
-    prefixes = PrefixStore(opened(HYBRID), Limits(10, disk_bytes=3 * size), tmp_path)
+    prefixes = PrefixStore(opened(HYBRID), Limits(MB, disk_bytes=3 * size), tmp_path)
     for branch in range(2, 8):
         synced(Session(opened(HYBRID), prefixes), HYBRID, text(20, branch), boundaries=[20])
         prefixes.flush()

@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import index
@@ -58,8 +58,13 @@ class Entry:
     checksum: int
 
 
-def write_snapshot(path: Path, about: Mapping[str, Any], sections: Sequence[Section]) -> int:
-    """All or nothing: until it is whole and on the disk, what was under this name stays. Returns the bytes written."""
+def write_snapshot(
+    path: Path, about: Mapping[str, Any], sections: Sequence[Section], make_room: Callable[[int], None] | None = None
+) -> int:
+    """All or nothing: until it is whole and on the disk, what was under this name stays. Returns the bytes written.
+
+    `make_room` is told the bytes of the file before the first is written.
+    """
     header = json.dumps({"about": about, "sections": [_describe(section) for section in sections]}).encode()
     if len(header) > MAX_HEADER_BYTES:
         raise SnapshotError(f"a header of {format_bytes(len(header))} is larger than {format_bytes(MAX_HEADER_BYTES)}")
@@ -72,6 +77,8 @@ def write_snapshot(path: Path, about: Mapping[str, Any], sections: Sequence[Sect
             for part in section.parts:
                 file.write(_bytes(part))
 
+    if make_room:
+        make_room(total)
     write_atomically(path, write, n_bytes=total)
     return total
 

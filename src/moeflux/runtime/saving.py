@@ -28,10 +28,19 @@ class Identity:
     numerics_version: int = NUMERICS_VERSION
 
 
-def save_snapshot(path: Path, snapshot: Snapshot, identity: Identity, sampler: Any = None) -> int:
-    """`sampler`: whatever JSON can hold; it is given back as it is. Returns the bytes written."""
+def save_snapshot(
+    path: Path,
+    snapshot: Snapshot,
+    identity: Identity,
+    sampler: Any = None,
+    make_room: Callable[[int], None] | None = None,
+) -> int:
+    """`sampler`: whatever JSON can hold; it is given back as it is. Returns the bytes written.
+
+    `make_room` is told the bytes of the file before the first is written.
+    """
     about = {**asdict(identity), "sampler": sampler}
-    return write_snapshot(path, about, list(_sections(snapshot)))
+    return write_snapshot(path, about, list(_sections(snapshot)), make_room)
 
 
 def _sections(snapshot: Snapshot) -> Iterator[Section]:
