@@ -22,8 +22,9 @@ from moeflux.core.errors import (
 from moeflux.runtime.batch import Segment
 from moeflux.runtime.trace import Trace
 from moeflux.sampling.constraint import Grammar
+from moeflux.session.entry import Limits
 from moeflux.session.events import Finish, Token, Usage
-from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.prefixes import PrefixStore
 from moeflux.session.session import Session
 
 __version__ = "0.1.0"

@@ -140,6 +140,7 @@ def test_limits_are_plausible():
         (["bench", "decode", "{model}", "--routing", "tea"], 1, ["tea", "uniform"]),
         (["bench", "decode", "{model}", "--share", "2"], 1, ["--slots"]),
         (["bench", "decode", "{model}", "--trace", "/nowhere/x.npz"], 1, ["/nowhere/x.npz", "folder"]),
+        (["bench", "decode", "{model}", "--trace", "/dev/null"], 1, ["/dev/null", "a device"]),
         (["bench", "replay", "/nowhere.npz"], 1, ["/nowhere.npz", "No such file"]),
         (["bench", "replay", "{tmp}/mine"], 1, ["not a routing trace"]),
         (["bench", "replay", "{tmp}/mine", "--slots", "many"], 1, ["--slots", "many"]),

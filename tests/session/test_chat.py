@@ -7,6 +7,7 @@ import json
 import pytest
 
 import moeflux
+from moeflux.core.errors import WriteError
 from moeflux.session.chat import Chat
 from session.models import chat_model, readable
 
@@ -104,7 +105,7 @@ def test_save_and_load(engine, tmp_path):
     assert (other.system, other.messages) == (chat.system, chat.messages)
     assert told(other, "go on").finish.usage.cached == 0
     assert [path.name for path in tmp_path.iterdir()] == ["talk.json"]
-    with pytest.raises(moeflux.WriteError, match="nowhere"):
+    with pytest.raises(WriteError, match="nowhere"):
         chat.save(tmp_path / "nowhere" / "talk.json")
 
 

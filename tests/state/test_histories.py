@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 
 from moeflux import Segment
 from moeflux.core.errors import CutError
-from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.entry import Limits
+from moeflux.session.prefixes import PrefixStore
 from moeflux.session.session import Session
 from state.families import FAMILIES, fresh_logits, opened, text
 
@@ -41,7 +42,7 @@ class History(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="moeflux-test-"))
-        self.engine = opened(self.name)
+        self.engine = opened(self.name, prefixes="4MB")
         self.prefixes = None
         self.saved = {}
         self.all = []
@@ -139,7 +140,7 @@ class History(RuleBasedStateMachine):
 
         self.prefixes.flush()  # its writer shall not be hit
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pathlib.Path.rename", crash)
+            patch.setattr("os.replace", crash)
             patch.setattr("pathlib.Path.unlink", crash)
             with pytest.raises(Crash):
                 self.engine.save(session.sequence, self.folder / f"{slot}.state")

@@ -16,7 +16,8 @@ from moeflux.core.errors import BudgetError, CancelledError, InputError, OptionE
 from moeflux.runtime import forward as runtime_forward
 from moeflux.runtime.scheduler import Scheduler
 from moeflux.runtime.turns import Turns
-from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.entry import Limits
+from moeflux.session.prefixes import PrefixStore
 from moeflux.session.session import Marks, Session
 from state.families import FAMILIES, HYBRID, PLAIN, fresh_logits, opened, text
 
@@ -56,7 +57,7 @@ def steps(monkeypatch):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_together_as_alone(name):
     """Prompts of different lengths that begin at different times, some from a shared prefix."""
-    engine = opened(name, **MANY)
+    engine = opened(name, prefixes="100MB", **MANY)
     scheduler, prefixes = Scheduler(engine), PrefixStore(engine, Limits(10**8))
     prompts = [text(40), text(3, 1), [*text(40), *text(20, 2)], text(90, 3), text(1, 4)]
     readers = [Reader(n) for n in (5, 9, 4, 3, 7)]

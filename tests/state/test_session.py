@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 
 from moeflux.core.errors import CancelledError, InputError, WriteError
+from moeflux.runtime.cancel import CancelFlag
 from moeflux.session import disk
-from moeflux.session.prefixes import Limits, PrefixStore
-from moeflux.session.session import Session, Usage
-from state.families import FAMILIES, HYBRID, LATENT, PLAIN, fresh_logits, opened, text
+from moeflux.session.entry import Limits
+from moeflux.session.prefixes import PrefixStore
+from moeflux.session.session import PrefixUse, Session
+from state import families
+from state.families import FAMILIES, HYBRID, LATENT, PLAIN, fresh_logits, text
 
 MB = 10**6
+
+
+def opened(name):
+    return families.opened(name, prefixes="100MB")
 
 
 def synced(session, name, tokens, **options):
@@ -34,7 +41,7 @@ def store(name, ram=100 * MB, **options):
 def test_the_next_turn_computes_only_what_is_new(name):
     session = Session(opened(name))
     first = text(60)
-    assert synced(session, name, first, boundaries=[20, 40, 60]) == Usage(0, 60, 60)
+    assert synced(session, name, first, boundaries=[20, 40, 60]) == PrefixUse(0, 60, 60)
     for token in (1, 2, 3):
         session.advance(token)
     assert session.anchor()
@@ -46,7 +53,7 @@ def test_at_least_one_token_is_computed(name):
     session = Session(opened(name))
     synced(session, name, text(30), boundaries=[10, 29, 30])
     assert synced(session, name, text(30)).computed == 1
-    assert synced(session, name, text(1)) == Usage(0, 1 if session.sequence.cuttable else 0, 1)
+    assert synced(session, name, text(1)) == PrefixUse(0, 1 if session.sequence.cuttable else 0, 1)
 
 
 def test_without_a_recurrent_state_any_prefix_is_read():
@@ -60,7 +67,7 @@ def test_without_a_recurrent_state_any_prefix_is_read():
 def test_with_one_the_ladder_of_anchors_is_used():
     session = Session(opened(HYBRID))
     usage = synced(session, HYBRID, text(80), breakpoints=[25, 50, 75, 200], boundaries=[10, 20, 30, 40, 60])
-    assert usage == Usage(0, 75, 80)
+    assert usage == PrefixUse(0, 75, 80)
     assert session.sequence.checkpoints == (10, 25, 40, 50, 60, 75)
     assert synced(session, HYBRID, [*text(74), *text(5, 1)]).read == 60
     assert synced(session, HYBRID, [*text(45), *text(5, 1)]).read == 40
@@ -135,7 +142,7 @@ def test_the_budget_holds_and_what_all_begin_with_stays():
     assert 20 in prefixes.lengths
     tiny = store(HYBRID, ram=10)
     session = Session(opened(HYBRID), tiny)
-    assert synced(session, HYBRID, text(20), boundaries=[20]) == Usage(0, 0, 20)
+    assert synced(session, HYBRID, text(20), boundaries=[20]) == PrefixUse(0, 0, 20)
     assert (tiny.ram_bytes, tiny.lengths) == (0, ())
 
 
@@ -166,14 +173,42 @@ def test_after_a_restart_from_disk(name, tmp_path):
     again.close()
 
 
+def size_of(name, n):
+    """Bytes of a state in memory, and in a file."""
+    sequence = opened(name).sequence()
+    opened(name).prefill(sequence, text(n))
+    snapshot = sequence.snapshot()
+    return snapshot.own_bytes + sum(block.nbytes for block in snapshot.blocks()), sequence.snapshot_bytes
+
+
 def test_what_left_memory_comes_back_from_disk(tmp_path):
-    prefixes = PrefixStore(opened(HYBRID), Limits(10), tmp_path)
-    session = Session(opened(HYBRID), prefixes)
-    synced(session, HYBRID, text(20), boundaries=[20])
-    prefixes.flush()
-    assert prefixes.ram_bytes == 0
+    one, _ = size_of(HYBRID, 20)
+    prefixes = PrefixStore(opened(HYBRID), Limits(one), tmp_path)
+    for branch in (1, 2):
+        synced(Session(opened(HYBRID), prefixes), HYBRID, text(20, branch), boundaries=[20])
+        prefixes.flush()
+        assert prefixes.ram_bytes == one
     assert prefixes.disk_bytes > 0
-    assert synced(Session(opened(HYBRID), prefixes), HYBRID, [*text(20), 1]).read == 20
+    for branch in (1, 2, 1):
+        assert synced(Session(opened(HYBRID), prefixes), HYBRID, [*text(20, branch), 1], boundaries=[20]).read == 20
+        assert prefixes.ram_bytes == one
+    prefixes.close()
+
+
+def test_without_room_for_one_state_nothing_is_kept_or_read(tmp_path):
+    """What waits to be written is in memory, and what is read too."""
+    one, _ = size_of(HYBRID, 20)
+    prefixes = PrefixStore(opened(HYBRID), Limits(one - 1), tmp_path)
+    assert synced(Session(opened(HYBRID), prefixes), HYBRID, text(20), boundaries=[20]) == PrefixUse(0, 0, 20)
+    prefixes.close()
+    assert not list(tmp_path.rglob("*.state"))
+    prefixes = PrefixStore(opened(HYBRID), Limits(one), tmp_path)
+    synced(Session(opened(HYBRID), prefixes), HYBRID, text(20), boundaries=[20])
+    prefixes.close()
+    prefixes = PrefixStore(opened(HYBRID), Limits(one - 1), tmp_path)
+    assert prefixes.lengths == (20,)
+    assert synced(Session(opened(HYBRID), prefixes), HYBRID, [*text(20), 1]).read == 0
+    assert (prefixes.ram_bytes, prefixes.lengths) == (0, (20,))  # it stays where it is
     prefixes.close()
 
 
@@ -184,7 +219,7 @@ def test_the_disk_budget_holds(tmp_path):
     prefixes.flush()
     size = prefixes.disk_bytes
     prefixes.close()
-    prefixes = PrefixStore(opened(HYBRID), Limits(10, disk_bytes=3 * size), tmp_path)
+    prefixes = PrefixStore(opened(HYBRID), Limits(MB, disk_bytes=3 * size), tmp_path)
     for branch in range(2, 8):
         synced(Session(opened(HYBRID), prefixes), HYBRID, text(20, branch), boundaries=[20])
         prefixes.flush()
@@ -251,14 +286,14 @@ def test_cancelled_then_tried_again(monkeypatch):
     monkeypatch.setattr(engine, "plan", dataclasses.replace(engine.plan, chunk_tokens=10))
     for prefixes in (None, store(HYBRID)):
         session = Session(engine, prefixes)
-        answers = iter([False, False, True])
+        flag = CancelFlag()
         with pytest.raises(CancelledError, match="after 15 of 55"):
-            session.sync(text(55), boundaries=[15, 55], cancelled=answers.__next__)
+            session.sync(text(55), (), [15, 55], flag, lambda now: flag.set() if now.done == 15 else None)
         assert session.logits is None
         assert synced(session, HYBRID, text(55), boundaries=[15, 55]).read == 15
         session = Session(engine, prefixes)
         with pytest.raises(CancelledError):
-            session.sync(text(55), cancelled=lambda: True)
+            session.sync(text(55), cancelled=flag)
         synced(session, HYBRID, text(30, 3))
 
 

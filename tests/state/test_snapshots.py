@@ -207,7 +207,7 @@ def test_a_crash_before_the_rename_leaves_the_old_file(saved, monkeypatch):
     def crash(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pathlib.Path.rename", crash)
+    monkeypatch.setattr("os.replace", crash)
     with pytest.raises(KeyboardInterrupt):
         opened(HYBRID).save(sequence, path)
     assert path.read_bytes() == before

@@ -57,6 +57,11 @@ class Span:
 class Ops(ABC):
     name: str
 
+    @property
+    @abstractmethod
+    def numerics(self) -> str:
+        """The class of its arithmetic: engines of one class, on any machine, give the same bits (backends/numerics.py)."""
+
     # Weights and memory.
 
     @abstractmethod

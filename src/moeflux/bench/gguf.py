@@ -7,18 +7,18 @@ dependency.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moeflux.bench.synthetic import RESIDUAL_GAIN
+from moeflux.bench.synthetic import MODEL_MODE, RESIDUAL_GAIN
+from moeflux.core.atomic_file import write_atomically
 from moeflux.core.errors import OptionError
 
 ARCHS = {"qwen3_moe": "qwen3moe", "qwen3_5_moe": "qwen35moe"}  # model_type to llama.cpp's name
@@ -111,18 +111,19 @@ def gguf_bytes(config: Mapping[str, Any]) -> int:
 def write_gguf(config: Mapping[str, Any], path: Path, seed: int = 0, progress: Progress | None = None) -> int:
     """The file appears when it is complete; returns its bytes. The same config and seed give the same bytes."""
     todo, pool = tensors(config), _Pool(seed)
-    temporary = path.with_name(f"{path.name}.part")
-    done, total = 0, gguf_bytes(config)
-    with temporary.open("wb") as out:
-        done += out.write(_header(config))
+    total = gguf_bytes(config)
+
+    def write(out: IO[bytes]) -> None:
+        done = out.write(_header(config))
         for tensor in todo:
             for block in pool.blocks(tensor):
                 done += out.write(block.data)
                 if progress:
                     progress(done, total)
             done += out.write(b"\0" * (_aligned(done) - done))
-    os.replace(temporary, path)
-    return done
+
+    write_atomically(path, write, n_bytes=total, mode=MODEL_MODE)
+    return total
 
 
 def _arch(config: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ matplotlib is an extra (`plot`): everything else works without it.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moeflux.bench.replay import Heat, ReplayReport
-from moeflux.core.errors import OptionError, ReadError
+from moeflux.core.atomic_file import find_target, write_atomically
+from moeflux.core.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,11 +28,12 @@ def check_plot(path: Path) -> None:
     if path.suffix.lower() not in KINDS or not path.parent.is_dir():
         hint = f"a file in a folder that exists, ending in {', '.join(KINDS)}"
         raise OptionError("cannot be drawn", where=f"option 'plot', {path}", hint=hint)
+    find_target(path)
     _figure()
 
 
 def draw_heat(report: ReplayReport, heat: Heat, path: Path) -> None:
-    """Written beside and moved into place."""
+    """Whole or not at all."""
     trace = report.trace
     order = np.argsort(-heat.use, axis=1, kind="stable")
     even = trace.ids.shape[2] / trace.n_experts
@@ -47,14 +48,8 @@ def draw_heat(report: ReplayReport, heat: Heat, path: Path) -> None:
     left.set_ylabel("layer")
     overlap = "" if report.overlap is None else f", {report.overlap:.0%} of a token's experts are those of the token before"
     figure.suptitle(f"{trace.model}: {len(trace)} tokens{overlap}", fontsize=11)
-    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        figure.savefig(beside, dpi=150)
-        beside.replace(path)
-    except OSError as error:
-        raise ReadError(error.strerror or str(error), where=str(path)) from error
-    finally:
-        beside.unlink(missing_ok=True)
+    kind = path.suffix.lower().removeprefix(".")
+    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150), mode=0o644)
 
 
 def _panel(

@@ -8,6 +8,7 @@ to a checkpoint a few times, which must not change a bit either.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from moeflux.core.errors import NumericError
 from moeflux.formats.checkpoint import read_config
 from moeflux.models.registry import read_spec
 from moeflux.runtime.engine import Engine
-from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.entry import Limits
+from moeflux.session.prefixes import PrefixStore
 from moeflux.session.session import PrefixUse, Session
 
 WAYS = ("cold", "memory", "disk")
@@ -99,7 +101,7 @@ class _Runs:
             self.plan = {"share": engine.plan.share, "chunk_tokens": engine.plan.chunk_tokens}
             _warm_up(engine, stream)
             expected, self.usage["cold"] = _ask(Session(engine, None, None), second, (), self.seconds["cold"])
-            store = PrefixStore(engine, Limits(self.config.prefix_bytes), kept_in)
+            store = PrefixStore(engine, Limits(disk_bytes=sys.maxsize), kept_in)
             Session(engine, store).sync(first, boundaries=boundaries)
             store.flush()  # the second prompt comes later
             session = Session(engine, store)
@@ -113,7 +115,7 @@ class _Runs:
 
     def from_disk(self, stream: TokenStream, second: list[int], kept_in: Path, expected: Any) -> None:
         with Engine(self.config) as engine:
-            store = PrefixStore(engine, Limits(self.config.prefix_bytes), kept_in)
+            store = PrefixStore(engine, Limits(disk_bytes=sys.maxsize), kept_in)
             _warm_up(engine, stream)
             store.drop(second)  # what the run before kept of it
             found, self.usage["disk"] = _ask(

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeflux.bench.direct import DirectFile
+from moeflux.core.atomic_file import write_atomically
 from moeflux.core.errors import OptionError
 from moeflux.formats.dtypes import STORAGE, encode_float
 from moeflux.formats.quant import Affine, BlockFp8, Codec, Component, Shape
@@ -34,6 +35,7 @@ from moeflux.runtime.codecs import planned_codec, planned_experts
 
 SHARD_BYTES = 4 * 2**30
 POOL_BYTES = 16 * 2**20
+MODEL_MODE = 0o644  # of a model's files
 RESIDUAL_GAIN = 0.3  # of the projections that write into the residual stream
 TOPIC_TOKENS = 64
 TOPIC_SHARE = 0.85  # of the columns of an embedding are its topic's: the correlation of two tokens of one topic
@@ -81,9 +83,13 @@ def write_checkpoint(config: Mapping[str, Any], folder: Path, seed: int = 0, pro
         os.replace(temporary, folder / file)
         weight_map |= dict.fromkeys((item.name for item in shard), file)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    _write_json(folder / "model.safetensors.index.json", index)
+    _write_json(folder / "config.json", config, indent=2)
     return total
+
+
+def _write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) -> None:
+    write_atomically(path, lambda out: out.write(json.dumps(value, indent=indent).encode()), mode=MODEL_MODE)
 
 
 def _arrays(spec: ModelSpec, rules: QuantRules) -> Iterator[Stored]:

@@ -8,32 +8,29 @@ no byte that no checksum covers. A file appears under its name only when it is w
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import secrets
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from moeflux.core.errors import ReadError, SnapshotError, WriteError
+from moeflux.core.atomic_file import write_atomically
+from moeflux.core.errors import ReadError, SnapshotError
 from moeflux.core.json_file import check_regular, parse_json
 from moeflux.core.units import format_bytes
 from moeflux.formats.dtypes import STORAGE
 
 MAGIC = b"moeflux\x1a"
 VERSION = 1
-UNFINISHED = ".part"  # how names of files end that are being written
 MAX_HEADER_BYTES = 16 * 2**20
 
 _PREFIX = struct.Struct("<8sIII")
@@ -61,51 +58,29 @@ class Entry:
     checksum: int
 
 
-def write_snapshot(path: Path, about: Mapping[str, Any], sections: Sequence[Section]) -> int:
-    """All or nothing: until it is whole and on the disk, what was under this name stays. Returns the bytes written."""
+def write_snapshot(
+    path: Path, about: Mapping[str, Any], sections: Sequence[Section], make_room: Callable[[int], None] | None = None
+) -> int:
+    """All or nothing: until it is whole and on the disk, what was under this name stays. Returns the bytes written.
+
+    `make_room` is told the bytes of the file before the first is written.
+    """
     header = json.dumps({"about": about, "sections": [_describe(section) for section in sections]}).encode()
     if len(header) > MAX_HEADER_BYTES:
         raise SnapshotError(f"a header of {format_bytes(len(header))} is larger than {format_bytes(MAX_HEADER_BYTES)}")
     prefix = _PREFIX.pack(MAGIC, VERSION, len(header), _header_checksum(VERSION, header))
     total = len(prefix) + len(header) + sum(part.nbytes for section in sections for part in section.parts)
-    parts = [_bytes(part) for section in sections for part in section.parts]
-    write_atomically(path, [memoryview(prefix), memoryview(header), *parts], total)
+
+    def write(file: IO[bytes]) -> None:
+        file.write(prefix + header)
+        for section in sections:
+            for part in section.parts:
+                file.write(_bytes(part))
+
+    if make_room:
+        make_room(total)
+    write_atomically(path, write, n_bytes=total)
     return total
-
-
-def write_atomically(path: Path, parts: Sequence[memoryview], total: int) -> None:
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
-    try:
-        with unfinished.open("xb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise _write_error(path, error, total) from error
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise
-
-
-def _write_error(path: Path, error: OSError, total: int) -> WriteError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        what, hint = f"no room for {format_bytes(total)}: {error.strerror}", "free some space, or keep snapshots elsewhere"
-        return WriteError(what, where=str(path), hint=hint)
-    return WriteError(error.strerror or str(error), where=str(path))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _describe(section: Section) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from moeflux.backends.ops import Ops
 from moeflux.backends.registry import open_backend
+from moeflux.backends.state import LayerState
 from moeflux.core.config import EngineConfig
 from moeflux.core.errors import CancelledError, ClosedError, InputError, OptionError
 from moeflux.core.log import log
@@ -99,7 +100,12 @@ class Engine:
     def identity(self) -> Identity:
         """What the state of a sequence depends on besides its tokens."""
         weights = fingerprint(self._checkpoint) + lossy_mark(self.config)
-        return Identity(self.spec.model_type, weights, self.config.kv, self.model.ops.name)
+        ops = self.model.ops
+        return Identity(self.spec.model_type, weights, self.config.kv, ops.name, ops.numerics)
+
+    def new_states(self) -> tuple[LayerState, ...]:
+        """Empty ones of every layer, for a snapshot to be read into."""
+        return tuple(self.model.ops.new_state(layer.mixer, self.config.kv) for layer in self.spec.layers)
 
     def save(self, sequence: Sequence, path: Path, *, sampler: Any = None) -> int:
         """Tokens and state into a file that appears whole or not at all; `sampler`: JSON to be given back. Bytes written."""
@@ -107,9 +113,8 @@ class Engine:
 
     def load(self, path: Path) -> tuple[Sequence, Any]:
         """A sequence from a file of this model, exactly as it was saved, and what was saved for its sampler."""
+        snapshot, sampler = load_snapshot(path, self.new_states(), self.identity, self.spec.vocab, self.check_room)
         sequence = self.sequence()
-        snapshot, sampler = load_snapshot(path, sequence.states, self.identity, self.spec.vocab)
-        self.check_room(len(snapshot))
         sequence.adopt(snapshot)
         return sequence, sampler
 

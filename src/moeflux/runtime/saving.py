@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from moeflux.backends.numerics import NUMERICS_VERSION
 from moeflux.backends.state import LayerState
 from moeflux.core.errors import SnapshotError
 from moeflux.formats.snapshot import Section, SnapshotFile, write_snapshot
@@ -23,12 +24,23 @@ class Identity:
     fingerprint: str  # of the weights
     kv: str
     backend: str  # others compute the same to some digits only
+    numerics: str  # the class of its arithmetic, see backends/numerics.py
+    numerics_version: int = NUMERICS_VERSION
 
 
-def save_snapshot(path: Path, snapshot: Snapshot, identity: Identity, sampler: Any = None) -> int:
-    """`sampler`: whatever JSON can hold; it is given back as it is. Returns the bytes written."""
+def save_snapshot(
+    path: Path,
+    snapshot: Snapshot,
+    identity: Identity,
+    sampler: Any = None,
+    make_room: Callable[[int], None] | None = None,
+) -> int:
+    """`sampler`: whatever JSON can hold; it is given back as it is. Returns the bytes written.
+
+    `make_room` is told the bytes of the file before the first is written.
+    """
     about = {**asdict(identity), "sampler": sampler}
-    return write_snapshot(path, about, list(_sections(snapshot)))
+    return write_snapshot(path, about, list(_sections(snapshot)), make_room)
 
 
 def _sections(snapshot: Snapshot) -> Iterator[Section]:
@@ -40,11 +52,17 @@ def _sections(snapshot: Snapshot) -> Iterator[Section]:
             yield Section(_name(i, name), "F32", array.shape, [array])
 
 
-def load_snapshot(path: Path, states: tuple[LayerState, ...], identity: Identity, vocab: int) -> tuple[Snapshot, Any]:
-    """`states`: empty ones of the model, which are filled. Returns the snapshot and what the sampler had left."""
+def load_snapshot(
+    path: Path, states: tuple[LayerState, ...], identity: Identity, vocab: int, check_length: Callable[[int], None]
+) -> tuple[Snapshot, Any]:
+    """`states`: empty ones of the model, which are filled. Returns the snapshot and what the sampler had left.
+
+    `check_length` gets the number of tokens before there is memory for them, and raises where they are too many.
+    """
     with SnapshotFile(path) as file:
         check_identity(file, identity)
         _check_sections(file, states)
+        check_length(file.sections[TOKENS].shape[0])
         tokens = file.read(TOKENS)
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocab):
             raise SnapshotError("holds tokens that are not in the vocabulary", where=str(path))
@@ -59,21 +77,24 @@ def load_snapshot(path: Path, states: tuple[LayerState, ...], identity: Identity
 
 def check_identity(file: SnapshotFile, identity: Identity) -> None:
     for name, ours in asdict(identity).items():
-        theirs = file.about.get(name)
+        words, hint = _WORDS[name]
+        if name not in file.about:
+            what = f"does not say with {words} it was made, this is {ours!r}: an older moeflux wrote it"
+            raise SnapshotError(what, where=str(file.path), hint=_RUN_AGAIN)
+        theirs = file.about[name]
         if theirs != ours:
-            hint = (
-                "run the prompt again" if name in ("model_type", "fingerprint") else f"load the model with {name}={theirs!r}"
-            )
-            raise SnapshotError(
-                f"was made with {_WORDS[name]} {theirs!r}, this is {ours!r}", where=str(file.path), hint=hint
-            )
+            what = f"was made with {words} {theirs!r}, this is {ours!r}"
+            raise SnapshotError(what, where=str(file.path), hint=hint.format(theirs))
 
 
+_RUN_AGAIN = "run the prompt again"
 _WORDS = {
-    "model_type": "a model of type",
-    "fingerprint": "the weights",
-    "kv": "keys and values as",
-    "backend": "the backend",
+    "model_type": ("a model of type", _RUN_AGAIN),
+    "fingerprint": ("the weights", _RUN_AGAIN),
+    "kv": ("keys and values as", "load the model with kv={!r}"),
+    "backend": ("the backend", "load the model with backend={!r}"),
+    "numerics": ("the arithmetic", "its bits would differ; run the prompt again, or use the instruction set that made it"),
+    "numerics_version": ("arithmetic of version", "the arithmetic has changed since; run the prompt again"),
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moeflux.backends.state import Block, LayerState, Rows
+from moeflux.backends.state import BLOCK, Block, LayerState, Rows
 
 TOKEN_BYTES = 4
 Tokens = npt.NDArray[np.int32]
@@ -51,7 +51,7 @@ class Snapshot:
     @property
     def own_bytes(self) -> int:
         """What is never shared."""
-        return sum(state.array_bytes for state in self.states) + self.tokens.nbytes
+        return own_bytes(len(self), self.states)
 
     def blocks(self) -> Iterator[Block]:
         return blocks_of(self.states)
@@ -60,6 +60,11 @@ class Snapshot:
 def blocks_of(states: Iterable[LayerState]) -> Iterator[Block]:
     for rows in _rows(states):
         yield from rows.blocks
+
+
+def own_bytes(n_tokens: int, states: Iterable[LayerState]) -> int:
+    """What a snapshot of these never shares."""
+    return sum(state.array_bytes for state in states) + n_tokens * TOKEN_BYTES
 
 
 def unshared_bytes(snapshots: Iterable[Snapshot], held: Iterable[Block]) -> int:
@@ -81,6 +86,22 @@ def payload_bytes(n_tokens: int, states: Iterable[LayerState]) -> int:
     for state in states:
         total += state.array_bytes + sum(len(rows) * rows.row_bytes for rows in state.rows.values())
     return total
+
+
+@dataclass(frozen=True)
+class SnapshotSizes:
+    """What a snapshot of a model takes in memory, where it shares nothing."""
+
+    array_bytes: int
+    block_bytes: int  # of BLOCK positions in all layers
+
+    @classmethod
+    def of(cls, states: tuple[LayerState, ...]) -> SnapshotSizes:
+        """`states`: any of the model."""
+        return cls(sum(state.array_bytes for state in states), sum(rows.row_bytes * BLOCK for rows in _rows(states)))
+
+    def held_bytes(self, n_tokens: int) -> int:
+        return n_tokens * TOKEN_BYTES + self.array_bytes + self.block_bytes * -(-n_tokens // BLOCK)
 
 
 def _rows(states: Iterable[LayerState]) -> Iterator[Rows]:

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moeflux.core.atomic_file import write_atomically
+
 Values = npt.NDArray[Any]
 Key = tuple[int, str]
 
@@ -62,10 +64,10 @@ class Trace:
         return Comparison(rows, tolerance)
 
     def save(self, path: Path | str) -> None:
-        """As .npz with keys like `3.mixer`."""
-        np.savez_compressed(
-            path, allow_pickle=False, **{f"{layer}.{name}": self[layer, name] for layer, name in self.keys()}
-        )
+        """As .npz (added to a name that does not end so) with keys like `3.mixer`."""
+        arrays = {f"{layer}.{name}": self[layer, name] for layer, name in self.keys()}
+        named = Path(path) if str(path).endswith(".npz") else Path(f"{path}.npz")
+        write_atomically(named, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:

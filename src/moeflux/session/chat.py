@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moeflux.core.errors import FormatError, WriteError
+from moeflux.core.atomic_file import write_atomically
+from moeflux.core.errors import FormatError
 from moeflux.core.json_file import read_json
 from moeflux.runtime.engine import Engine
 from moeflux.runtime.prefill import OnPrefill
@@ -176,12 +175,7 @@ class Chat:
     def save(self, path: Path) -> None:
         """The conversation as JSON, whole or not at all."""
         text = json.dumps({"system": self.system, "messages": self.messages}, ensure_ascii=False, indent=1)
-        try:
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-                file.write(text)
-            os.replace(file.name, path)
-        except OSError as error:
-            raise WriteError(error.strerror or str(error), where=str(path)) from error
+        write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
     def load(self, path: Path) -> None:
         """A conversation that was saved takes the place of this one."""

@@ -5,7 +5,6 @@ A trace judges policies, sizes and predictions without a model: see moeflux.stor
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moeflux.core.atomic_file import write_atomically
 from moeflux.core.errors import FormatError, ReadError, StateError
 
 FORMAT = 1
@@ -35,26 +35,17 @@ class RoutingTrace:
         return len(self.ids)
 
     def save(self, path: Path) -> None:
-        """Written beside and moved into place."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with beside.open("wb") as file:
-                np.savez_compressed(
-                    file,
-                    allow_pickle=False,
-                    format=np.int64(FORMAT),
-                    model=np.array(self.model),
-                    n_experts=np.int64(self.n_experts),
-                    layers=np.array(self.layers, dtype=np.int32),
-                    ids=self.ids,
-                    tokens=self.tokens,
-                    steps=self.steps,
-                )
-            beside.replace(path)
-        except OSError as error:
-            raise ReadError(error.strerror or str(error), where=str(path)) from error
-        finally:
-            beside.unlink(missing_ok=True)
+        """Whole or not at all."""
+        arrays: dict[str, Any] = {
+            "format": np.int64(FORMAT),
+            "model": np.array(self.model),
+            "n_experts": np.int64(self.n_experts),
+            "layers": np.array(self.layers, dtype=np.int32),
+            "ids": self.ids,
+            "tokens": self.tokens,
+            "steps": self.steps,
+        }
+        write_atomically(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
 
     @classmethod
     def load(cls, path: Path) -> RoutingTrace:

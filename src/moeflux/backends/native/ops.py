@@ -15,6 +15,7 @@ import numpy.typing as npt
 import moeflux._native as _native
 from moeflux.backends.native.arena import Arena
 from moeflux.backends.native.layer import fuse_layer, rotation
+from moeflux.backends.numerics import library_mark
 from moeflux.backends.numpy.ops import NumpyOps
 from moeflux.backends.numpy.storage import HostStorage
 from moeflux.backends.ops import Arrivals, Handle, LayerWeights, Span, Weights
@@ -39,6 +40,7 @@ class NativeOps(NumpyOps):
         """`exact`: float32 activations. `poison`: scratch memory is filled with NaN before each use."""
         self._machine = _native.Machine(threads=threads, isa=isa, exact=exact, poison=poison)
         self._poison = poison
+        self._exact = exact
         self._arena = Arena(self.allocate)
 
     @property
@@ -48,6 +50,12 @@ class NativeOps(NumpyOps):
     @property
     def isa(self) -> str:
         return self._machine.isa
+
+    @property
+    def numerics(self) -> str:
+        """All instruction sets take the same steps in the same order; only those without fused multiply-add round twice."""
+        rounding = "generic" if self.isa == "generic" else "fma"
+        return f"native-{rounding}{'-exact' if self._exact else ''}-{library_mark()}"
 
     @property
     def native_seconds(self) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moeflux.backends.numerics import library_mark, numpy_mark
 from moeflux.backends.numpy.storage import HostStorage
 from moeflux.backends.ops import Arrivals, Handle, Ops
 from moeflux.backends.rope import frequencies, rotation_scale
@@ -28,6 +29,10 @@ Ints = npt.NDArray[np.int64]
 
 class NumpyOps(Ops):
     name = "numpy"
+
+    @property
+    def numerics(self) -> str:
+        return f"numpy-{numpy_mark()}-{library_mark()}"
 
     def zeros(self, shape: tuple[int, ...]) -> F32:
         return np.zeros(shape, dtype=np.float32)
