@@ -21,9 +21,11 @@ from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import DeltaNet, ModelSpec
 from moeflux.runtime.batch import Batch, Segment, check_tokens
+from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
+from moeflux.runtime.gate import Gate
 from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_mark, lossy_notes
 from moeflux.runtime.mflx import import_mflx
 from moeflux.runtime.plan import Plan
@@ -46,7 +48,10 @@ SCORED = 512  # tokens whose logits are computed together, where all are wanted:
 
 
 class Engine:
-    """Two engines share nothing; one engine may hold many sequences."""
+    """Two engines share nothing; one engine may hold many sequences.
+
+    Any thread may call it: one forward runs at a time, and a second caller waits. A child of fork() must load its own.
+    """
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self.config = config
@@ -64,6 +69,7 @@ class Engine:
             self._checkpoint.close()
             raise
         self._model: Model | None = Model(spec, ops, trunk, experts, Ring(config.ring))
+        self._gate = Gate()
         own_k = own.moe_layers()[0][1].router.k
         self.notes = (*lossy_notes(config, own_k), *skipped_note(self._checkpoint), *self.plan.warnings)
         for note in self.notes:
@@ -71,6 +77,7 @@ class Engine:
 
     @property
     def model(self) -> Model:
+        self._gate.check()
         if self._model is None:
             raise ClosedError("the engine is closed")
         return self._model
@@ -113,11 +120,19 @@ class Engine:
         sequence.adopt(import_mflx(path, tokens, self.spec, sequence.states))
         return sequence
 
-    def forward(self, *segments: Segment) -> list[F32 | None]:
-        """Run a batch. Per segment: the logits that it wants."""
-        for segment in segments:
-            self.check_room(len(segment.sequence) + len(segment.tokens))
-        return forward(self.model, Batch(segments))
+    def forward(self, *segments: Segment, cancel: CancelFlag | None = None) -> list[F32 | None]:
+        """Run a batch. Per segment: the logits that it wants.
+
+        `cancel` may be set by any thread and is heard within a layer: CancelledError, and the sequences must be restored, as after
+        any failure. Where another thread closes the engine meanwhile, ClosedError.
+        """
+
+        def work() -> list[F32 | None]:
+            for segment in segments:
+                self.check_room(len(segment.sequence) + len(segment.tokens))
+            return forward(self.model, Batch(segments), cancel)
+
+        return self._gate.run(work)
 
     def prefill(
         self,
@@ -128,8 +143,10 @@ class Engine:
     ) -> F32:
         """Run tokens of any number in chunks of the plan's size. Logits [vocab] after the last.
 
-        Where `cancel` says so between two chunks, raises CancelledError; the sequence then ends with the last whole chunk.
+        Where `cancel` says so between two chunks, raises CancelledError; the sequence then ends with the last whole chunk. A
+        CancelFlag is heard inside of a chunk too, and the sequence must then be restored.
         """
+        flag = cancel if isinstance(cancel, CancelFlag) else None
         check_tokens(tokens, self.spec.vocab)
         self.check_room(len(sequence) + len(tokens))
         start, read_before, logits = time.perf_counter(), self.stats().bytes_read, None
@@ -141,7 +158,7 @@ class Engine:
                 raise CancelledError(f"cancelled after {at} of {len(tokens)} tokens")
             chunk = tokens[at : at + self.plan.chunk_tokens]
             is_last = at + len(chunk) == len(tokens)
-            (logits,) = self.forward(Segment(sequence, chunk, "last" if is_last else "none"))
+            (logits,) = self.forward(Segment(sequence, chunk, "last" if is_last else "none"), cancel=flag)
         if progress:
             read = self.stats().bytes_read - read_before
             progress(PrefillProgress(len(tokens), len(tokens), read, time.perf_counter() - start))
@@ -182,16 +199,27 @@ class Engine:
         if others:
             raise OptionError("layers with different numbers of experts have no trace", where=str(self.config.model))
         recorder = TraceRecorder(self.config.model.name, [layer for layer, _ in self.spec.moe_layers()], n_experts, k)
-        self.model.experts.record(recorder)
+        self._gate.run(lambda: self.model.experts.record(recorder))
         return recorder
 
     def close(self) -> None:
-        """Lets every file and weight go. Closing twice is fine."""
-        if self._model is not None:
-            self._model.ring.close()
-            self._model.experts.close()
-        self._model = None
-        self._checkpoint.close()
+        """Lets every file and weight go. Closing twice is fine.
+
+        A forward of another thread hears it within a layer and ends with ClosedError, which is waited for. In a child of fork()
+        nothing is waited for: the threads are the parent's.
+        """
+        model = self._model
+        if model is None or not self._gate.here:
+            self._model = None
+            self._checkpoint.close()
+            return
+
+        def let_go() -> None:
+            model.ring.close()
+            self._model = None
+            self._checkpoint.close()
+
+        self._gate.close(model.experts.close, let_go)
 
     def __enter__(self) -> Self:
         return self
