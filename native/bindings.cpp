@@ -5,8 +5,10 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "check.h"
 #include "cpu.h"
 #include "nucleus.h"
+#include "py_errors.h"
 #include "py_types.h"
 #include "store_bindings.h"
 
@@ -21,16 +23,13 @@ PyMatrix make_plain(int64_t rows, int64_t cols, std::string_view dtype, Bytes we
     p.m.dtype = dtype_of(dtype);
     p.m.weight = weight.data();
     p.weight = weight;
-    require(cols <= kMaxCols, "more than 32768 columns");
+    check_matrix(p.m, {});
     require_size(weight, rows * int64_t(row_bytes(p.m)), "weight");
     return p;
 }
 
 PyMatrix make_affine(int64_t rows, int64_t cols, int bits, int group, std::string_view dtype, Bytes weight, Bytes scales,
                      Bytes biases) {
-    require(bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8, "bits");
-    require(group == 32 || group == 64 || group == 128, "group");
-    require(cols % group == 0 && cols <= kMaxCols, "columns");
     PyMatrix p;
     p.m.codec = Codec::affine;
     p.m.rows = rows;
@@ -44,7 +43,8 @@ PyMatrix make_affine(int64_t rows, int64_t cols, int bits, int group, std::strin
     p.weight = weight;
     p.scales = scales;
     p.biases = biases;
-    const int64_t per_group = rows * (cols / group) * int64_t(dtype_bytes(p.m.dtype));
+    check_matrix(p.m, {});
+    const int64_t per_group = scale_count(p.m) * int64_t(dtype_bytes(p.m.dtype));
     require_size(weight, rows * int64_t(row_bytes(p.m)), "weight");
     require_size(scales, per_group, "scales");
     require_size(biases, per_group, "biases");
@@ -52,7 +52,6 @@ PyMatrix make_affine(int64_t rows, int64_t cols, int bits, int group, std::strin
 }
 
 PyMatrix make_fp8(int64_t rows, int64_t cols, int block, std::string_view dtype, Bytes weight, Bytes scales) {
-    require(block > 0 && cols <= kMaxCols, "block");
     PyMatrix p;
     p.m.codec = Codec::fp8;
     p.m.rows = rows;
@@ -63,16 +62,18 @@ PyMatrix make_fp8(int64_t rows, int64_t cols, int block, std::string_view dtype,
     p.m.scales = scales.data();
     p.weight = weight;
     p.scales = scales;
-    const int64_t blocks = ((rows + block - 1) / block) * ((cols + block - 1) / block);
+    check_matrix(p.m, {});
     require_size(weight, rows * cols, "weight");
-    require_size(scales, blocks * int64_t(dtype_bytes(p.m.dtype)), "scales");
+    require_size(scales, scale_count(p.m) * int64_t(dtype_bytes(p.m.dtype)), "scales");
     return p;
 }
 
 PyHeads make_heads(const PyMatrix& matrix, int64_t heads, int64_t first, int64_t rows, bool transposed) {
-    require(heads > 0 && matrix.m.rows % heads == 0, "heads");
+    require_format(heads > 0 && matrix.m.rows % heads == 0,
+                   std::to_string(matrix.m.rows) + " rows are not " + std::to_string(heads) + " equal heads");
     const int64_t stride = matrix.m.rows / heads;
-    require(first >= 0 && rows > 0 && first + rows <= stride, "rows of a head");
+    require_format(first >= 0 && rows > 0 && first <= stride && rows <= stride - first,
+                   "a head has " + std::to_string(stride) + " rows, " + std::to_string(rows) + " from " + std::to_string(first) + " on are wanted");
     return {{matrix.m, heads, stride, first, rows, transposed}, matrix};
 }
 
@@ -82,7 +83,7 @@ const Kernels* pick(const std::string& isa) {
     if (name == "generic") k = generic_kernels();
     if (name == "avx2") k = avx2_kernels();
     if (name == "avx512_vnni") k = avx512_vnni_kernels();
-    if (!k) throw std::invalid_argument("no kernels for instruction set " + name);
+    if (!k) throw Error(Error::Kind::option, "no kernels for instruction set " + name, "option 'isa'");
     return k;
 }
 
@@ -91,13 +92,13 @@ void weigh(Floats logits, std::optional<Bytes> allowed, float peak, float temper
     require_size(out, int64_t(logits.size()), "weights");
     if (allowed) require_size(*allowed, int64_t(logits.size()), "allowed");
     const Kernels* k = pick(isa);
-    nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     k->weigh(logits.data(), allowed ? allowed->data() : nullptr, int64_t(logits.size()), peak, temperature, out.data());
 }
 
 double exp_total(Floats logits, float peak, const std::string& isa) {
     const Kernels* k = pick(isa);
-    nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return k->exp_total(logits.data(), int64_t(logits.size()), peak);
 }
 
@@ -107,7 +108,7 @@ nb::tuple nucleus(Floats weights, double share, const std::string& isa) {
     const Kernels* k = pick(isa);
     Nucleus found;
     {
-        nb::gil_scoped_release unlocked;
+        const Unlocked unlocked;
         const std::unique_ptr<float[]> pool(new float[weights.size()]);
         found = find_nucleus(*k, weights.data(), int64_t(weights.size()), share, pool.get());
     }
@@ -118,7 +119,7 @@ int64_t draw(Out weights, float bound, int64_t count, double point, const std::s
     require(weights.size() > 0, "no weights");
     require(point >= 0 && point < 1, "point");
     const Kernels* k = pick(isa);
-    nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return draw_weight(*k, weights.data(), int64_t(weights.size()), bound, count, point);
 }
 
@@ -168,6 +169,7 @@ NB_MODULE(_native, m) {
         .def("matrix", &PyLayer::set_matrix)
         .def("vector", &PyLayer::set_vector)
         .def("heads", &PyLayer::set_heads)
+        .def("check", &PyLayer::check, nb::arg("where"))
         .def("common", [](PyLayer& p, int64_t hidden, float eps) {
             p.layer.hidden = hidden;
             p.layer.eps = eps;
@@ -187,7 +189,6 @@ NB_MODULE(_native, m) {
             p.layer.rotation = rotation;
         })
         .def("delta", [](PyLayer& p, int64_t key_heads, int64_t heads, int64_t key_dim, int64_t value_dim, int64_t width) {
-            require(width >= 1 && width <= kMaxTaps, "width of the convolution");
             p.layer.mixer = Mixer::delta;
             p.layer.delta = {key_heads, heads, key_dim, value_dim, width};
         })
@@ -208,6 +209,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("seconds", &Machine::seconds)
         .def_prop_ro("scratch_bytes", &Machine::scratch_bytes)
         .def_prop_ro("isa", [](const Machine& self) { return self.kernels().name; });
+    bind_errors(m);
     bind_blocks(machine);
     bind_layers(m, machine);
     bind_store(m);

@@ -2,21 +2,20 @@
 // and work in turns that need little of it.
 #pragma once
 
-#include <stdexcept>
-
 #include "machine.h"
 
 namespace moeflux {
 
 enum Buffers : size_t {
-    kRecords = 0,  // and the next three, for up to four layouts
-    kPointers = 4,
-    kInner = 5,
-    kFirst = 6,
-    kSecond = 7,
-    kThird = 8,
-    kAngles = 9,
-    kFloatBuffers = 10,  // Machine::kFloats of them
+    kRecords = 0,  // and the next ones, a buffer for each kind of activations
+    kRecordKinds = 5,  // all there are: floats, nibbles, and `natural` in groups of 32, 64 and 128
+    kPointers = kRecords + kRecordKinds,
+    kInner,
+    kFirst,
+    kSecond,
+    kThird,
+    kAngles,
+    kFloatBuffers,  // Machine::kFloats of them
     kBuffers = kFloatBuffers + Machine::kFloats,
 };
 
@@ -34,13 +33,12 @@ public:
         const Layout wanted = m_.layout(w);
         for (size_t i = 0; i < n_; ++i)
             if (made_[i].layout == wanted && (wanted == Layout::floats || made_[i].group == w.group)) return made_[i].records;
-        if (n_ == kMost) throw std::logic_error("more than four kinds of activations in one layer");
+        require(n_ < kRecordKinds, "more kinds of activations than there are");
         made_[n_] = {wanted, w.group, m_.records(x_, tokens_, w.cols, wanted, w.group, kRecords + n_)};
         return made_[n_++].records;
     }
 
 private:
-    static constexpr size_t kMost = 4;
     struct Made {
         Layout layout;
         int group;
@@ -49,7 +47,7 @@ private:
     Machine& m_;
     const float* x_ = nullptr;
     int64_t tokens_ = 0;
-    Made made_[kMost];
+    Made made_[kRecordKinds];
     size_t n_ = 0;
 };
 

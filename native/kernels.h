@@ -9,7 +9,6 @@
 
 namespace moeflux {
 
-constexpr int64_t kMaxCols = 32768;  // of an affine matrix with integer activations
 constexpr int kMaxTaps = 64;         // of a convolution
 constexpr int kAttendTokens = 16;    // tokens that share one pass over the keys,
 constexpr int kAttendHeads = 8;      // and heads

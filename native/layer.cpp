@@ -149,12 +149,13 @@ void cut(Spans spans, int64_t first, int64_t last, std::vector<Span>& out) {
 
 // Later tokens find what earlier ones left in the state, as they do in the next chunk.
 bool run_mixer_in_turns(Machine& m, const Layer& l, float* x, int64_t tokens, Spans spans, float* h, int64_t* ids,
-                        float* weights) {
+                        float* weights, ExpertSource& source) {
     const Machine::Call call(m);
     if (tokens <= kTurnTokens) return run_mixer(m, l, x, tokens, spans, h, ids, weights);
     std::vector<Span> some;
     bool finite = true;
     in_turns(tokens, kTurnTokens, [&](int64_t t, int64_t n) {
+        source.listen();
         cut(spans, t, t + n, some);
         finite = finite && run_mixer(m, l, x + t * l.hidden, n, some, h + t * l.hidden, ids + t * l.routing.k,
                                      weights + t * l.routing.k);
@@ -162,8 +163,9 @@ bool run_mixer_in_turns(Machine& m, const Layer& l, float* x, int64_t tokens, Sp
     return finite;
 }
 
-void mlp_in_turns(Machine& m, const float* h, int64_t tokens, const SharedExpert& e, float* y) {
+void mlp_in_turns(Machine& m, const float* h, int64_t tokens, const SharedExpert& e, float* y, ExpertSource& source) {
     in_turns(tokens, kTurnTokens, [&](int64_t t, int64_t n) {
+        source.listen();
         m.mlp(h + t * e.gate->cols, n, *e.gate, *e.up, *e.down, e.output_gate, y + t * e.down->rows);
     });
 }
@@ -174,7 +176,7 @@ void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t token
     const Machine::Call call(m);
     float* y = m.floats(7, tokens * l.hidden);
     if (!l.moe()) {
-        mlp_in_turns(m, h, tokens, {&l.gate_proj, &l.up_proj, &l.down_proj, nullptr, nullptr}, y);
+        mlp_in_turns(m, h, tokens, {&l.gate_proj, &l.up_proj, &l.down_proj, nullptr, nullptr}, y, source);
         m.add(x, y, tokens * l.hidden, x);
         return;
     }
@@ -184,9 +186,10 @@ void run_ffn(Machine& m, const Layer& l, float* x, const float* h, int64_t token
                                  l.shared_gate.rows ? &l.shared_gate : nullptr, has_shared ? m.floats(6, tokens * l.hidden) : nullptr};
     const FirstMatrices then(after);
     const bool at_once = tokens <= kTurnTokens;  // shared and routed experts
-    if (has_shared && !at_once) mlp_in_turns(m, h, tokens, shared, shared.y);
+    if (has_shared && !at_once) mlp_in_turns(m, h, tokens, shared, shared.y, source);
     bool first = true;
     for (Experts ready = source.next(); first || !ready.empty(); ready = source.next()) {
+        if (!at_once) source.listen();
         m.experts(h, tokens, l.hidden, ids, l.routing.k, ready, first && has_shared && at_once ? &shared : nullptr, outputs,
                   then, !first);
         first = false;
@@ -206,8 +209,9 @@ int64_t run_layers(Machine& m, std::span<const Step> steps, float* x, int64_t to
     auto* ids = reinterpret_cast<int64_t*>(m.floats(10, tokens * k * 2));
     for (size_t i = 0; i < steps.size(); ++i) {
         const Layer& l = *steps[i].layer;
+        source.listen();
         if (l.moe()) source.before(i, x, tokens);
-        if (!run_mixer_in_turns(m, l, x, tokens, steps[i].spans, h, ids, weights)) return int64_t(i);
+        if (!run_mixer_in_turns(m, l, x, tokens, steps[i].spans, h, ids, weights, source)) return int64_t(i);
         if (l.moe()) {
             source.begin(i, ids, tokens * l.routing.k);
             source.meanwhile(i, x, tokens);

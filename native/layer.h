@@ -45,6 +45,8 @@ struct Layer {
 class ExpertSource {
 public:
     virtual ~ExpertSource() = default;
+    // Called many times in a run, when nothing is half done: throws where the run should end.
+    virtual void listen() {}
     // Before a layer's mixer: x [T, hidden] as it comes in.
     virtual void before(size_t, const float*, int64_t) {}
     virtual void begin(size_t layer, const int64_t* ids, int64_t n) = 0;

@@ -2,6 +2,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "py_errors.h"
 #include "py_types.h"
 #include "stream.h"
 
@@ -30,39 +31,75 @@ struct Forward {
     }
 };
 
-// Ctrl-C in the middle of a prompt.
-void check_signals() {
-    nb::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+// Handlers of signals are Python and may do anything, but run nothing on the machine that is in the middle of a forward.
+std::function<void()> outside(Machine& machine, std::function<void()> handlers) {
+    if (!handlers) return handlers;
+    return [&machine, handlers = std::move(handlers)] {
+        const Machine::Outside outside(machine);
+        handlers();
+    };
 }
+
+// What kernels trust: experts as wide as the layers, and as many as their routers choose from.
+void check_experts(const Store& store, std::span<const Step> steps) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+        const Layer& l = *steps[i].layer;
+        if (!l.moe()) continue;
+        const std::string where = "layer " + std::to_string(i);
+        const bool there = int(i) < store.n_layers() && store.layer(int(i)).n_experts == l.routing.experts;
+        require_format(there, "its router chooses from " + std::to_string(l.routing.experts) + " experts, the store has others", where);
+        const int64_t cols = store.layer(int(i)).gate.shape.cols;
+        require_format(cols == l.hidden, "experts of " + std::to_string(cols) + " columns, hidden size " + std::to_string(l.hidden), where);
+    }
+}
+
+// A stream between two forwards. Python's lock is not held while another thread's forward is waited for, which may want it.
+class Quiet {
+public:
+    explicit Quiet(Stream& stream) : call_(stream.machine()), stream_(stream) {}
+    Stream* operator->() const { return &stream_; }
+
+private:
+    const Unlocked unlocked_;
+    const Machine::Call call_;
+    Stream& stream_;
+};
+
+Quiet quiet(Stream& stream) { return Quiet(stream); }
 
 }  // namespace
 
 void bind_layers(nb::module_& m, nb::class_<Machine>& machine) {
     // Returns -1, or the layer whose scores are not finite.
-    machine.def("run_layers", [](Machine& self, nb::list layers, Out x, nb::list spans, Stream& stream) {
+    machine.def("run_layers",
+        [](Machine& self, nb::list layers, Out x, nb::list spans, Stream& stream, const CancelFlag* cancel) {
             require(spans.size() == layers.size() && x.ndim() == 2, "layers");
+            require(&stream.machine() == &self, "a stream of another machine");
             const Forward forward(layers, spans, int64_t(x.shape(0)), int64_t(x.shape(1)));
-            nb::gil_scoped_release release;
-            const Stream::Run run(stream, forward.steps, int64_t(x.shape(0)));
+            check_experts(stream.store(), forward.steps);
+            Listener listener(cancel, outside(self, signals()));
+            const Unlocked unlocked;
+            const Stream::Run run(stream, forward.steps, int64_t(x.shape(0)), listener);
             return run_layers(self, forward.steps, x.data(), int64_t(x.shape(0)), stream);
-        });
+        },
+        nb::arg("layers"), nb::arg("x"), nb::arg("spans"), nb::arg("stream"), nb::arg("cancel").none() = nb::none());
     nb::class_<Stream>(m, "Stream", "Experts for forwards from a store, with hints for the layers that follow.")
         .def("__init__",
              [](Stream* self, std::shared_ptr<Store> store, Machine& on, bool previous, bool lookahead, int most) {
-                 new (self) Stream(std::move(store), on, {&check_signals, previous, lookahead, most});
+                 new (self) Stream(std::move(store), on, {previous, lookahead, most});
              },
              nb::arg("store"), nb::arg("machine"), nb::arg("previous"), nb::arg("lookahead"), nb::arg("most"),
              nb::keep_alive<1, 3>())
-        .def("record", &Stream::record)
-        .def_prop_ro("routed", [](const Stream& self) {
-            return nb::bytes(self.routed().data(), self.routed().size() * sizeof(int16_t));
+        .def("record", [](Stream& s, bool on) { quiet(s)->record(on); })
+        .def_prop_ro("routed", [](Stream& self) {
+            const std::vector<int16_t> routed = quiet(self)->routed();
+            return nb::bytes(routed.data(), routed.size() * sizeof(int16_t));
         })
-        .def_prop_ro("width", [](const Stream& s) { return s.reach().width(); })
-        .def_prop_ro("depth", [](const Stream& s) { return s.reach().depth(); })
-        .def_prop_ro("guessed", &Stream::guessed)
-        .def_prop_ro("asked", &Stream::asked)
-        .def_prop_ro("foreseen", &Stream::foreseen);
+        .def_prop_ro("width", [](Stream& s) { return quiet(s)->reach().width(); })
+        .def_prop_ro("depth", [](Stream& s) { return quiet(s)->reach().depth(); })
+        .def_prop_ro("guessed", [](Stream& s) { return quiet(s)->guessed(); })
+        .def_prop_ro("asked", [](Stream& s) { return quiet(s)->asked(); })
+        .def_prop_ro("foreseen", [](Stream& s) { return quiet(s)->foreseen(); });
 }
 
 }  // namespace moeflux

@@ -39,7 +39,7 @@ Machine::~Machine() = default;
 
 uint8_t* Machine::scratch(size_t which, size_t bytes) {
     auto& block = buffers_[which].block;
-    buffers_[which].most = std::max(buffers_[which].most, bytes);
+    if (bytes > buffers_[which].most) buffers_[which].most = bytes;
     if (!block || block->size() < bytes) {
         block.reset();
         block = std::make_unique<Block>(bytes + bytes / 4 + 64);

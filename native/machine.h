@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <initializer_list>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "pool.h"
+#include "process.h"
 
 namespace moeflux {
 
@@ -82,13 +84,14 @@ struct SharedExpert {
 
 class Machine {
 public:
-    class Call;  // holds the machine for as long as it lives
+    class Call;     // holds the machine for as long as it lives
+    class Outside;  // while it lives, the thread that holds the machine is in code that is not ours: nothing may be run
     Machine(int threads, const Kernels* kernels, bool exact, bool poison);
     ~Machine();
 
     int threads() const { return pool_.size(); }
     const Kernels& kernels() const { return *k_; }
-    double seconds() const { return seconds_; }  // spent in calls so far
+    double seconds() const { return seconds_.load(std::memory_order_relaxed); }  // spent in calls so far
     size_t scratch_bytes() const;                // asked for at most so far, all buffers together
 
     // Scratch for a block that is made of several calls: kFloats buffers, which those calls do not touch.
@@ -141,7 +144,7 @@ public:
 private:
     struct Buffer {
         std::unique_ptr<Block> block;
-        size_t most = 0;  // asked for so far
+        std::atomic<size_t> most = 0;  // asked for so far
     };
     // Grow-only scratch by number; poisoned before each use in tests.
     uint8_t* scratch(size_t which, size_t bytes);
@@ -190,7 +193,9 @@ private:
 
     std::recursive_mutex busy_;
     int depth_ = 0;
-    double seconds_ = 0;
+    bool outside_ = false;
+    std::atomic<double> seconds_ = 0;
+    const Process process_;
     Pool pool_;
     const Kernels* k_;
     bool exact_, poison_;
@@ -202,23 +207,45 @@ private:
     std::vector<int64_t> pairs_, shares_, place_;  // of `experts`
 };
 
-// The outermost call counts the time.
+// The outermost call counts the time, and finds nothing of a call before it that failed. Throws Error of kind `state` in a child
+// of fork(), and where the same thread is in the middle of another call (see Outside).
 class Machine::Call {
 public:
-    explicit Call(Machine& machine) : machine_(machine), lock_(machine.busy_), start_(std::chrono::steady_clock::now()) {
-        ++machine_.depth_;
+    explicit Call(Machine& machine) : machine_(machine), lock_(lock(machine)), start_(std::chrono::steady_clock::now()) {
+        if (machine_.depth_++ > 0) return;
+        machine_.pieces_.clear();
+        machine_.chunks_ = 0;
     }
     ~Call() {
-        if (--machine_.depth_ == 0)
-            machine_.seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+        if (--machine_.depth_ > 0) return;
+        const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+        machine_.seconds_.store(machine_.seconds() + took, std::memory_order_relaxed);
     }
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
 private:
+    using Lock = std::unique_lock<std::recursive_mutex>;
+    static Lock lock(Machine& machine) {
+        machine.process_.check("the machine");
+        Lock lock(machine.busy_);
+        if (machine.outside_) throw Error(Error::Kind::state, "the machine is in the middle of another call of this thread");
+        return lock;
+    }
     Machine& machine_;
-    std::lock_guard<std::recursive_mutex> lock_;
+    Lock lock_;
     std::chrono::steady_clock::time_point start_;
+};
+
+class Machine::Outside {
+public:
+    explicit Outside(Machine& machine) : machine_(machine) { machine_.outside_ = true; }
+    ~Outside() { machine_.outside_ = false; }
+    Outside(const Outside&) = delete;
+    Outside& operator=(const Outside&) = delete;
+
+private:
+    Machine& machine_;
 };
 
 }  // namespace moeflux

@@ -25,15 +25,28 @@ void pause() {
 
 }  // namespace
 
-Pool::Pool(int threads, int spin_us) : size_(threads), of_(new Worker[size_t(threads)]), spin_ns_(int64_t(spin_us) * 1000) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { loop(i); });
+Pool::Pool(int threads, int spin_us) : size_(threads), of_(new Worker[size_t(threads)]), spin_ns_(int64_t(spin_us) * 1000),
+      workers_(std::make_unique<std::vector<std::thread>>()) {
+    try {
+        for (int i = 1; i < threads; ++i) workers_->emplace_back([this, i] { loop(i); });
+    } catch (const std::exception& error) {
+        end();
+        throw Error(Error::Kind::full, std::to_string(threads) + " threads cannot be started: " + error.what(), "option 'threads'");
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { end(); }
+
+void Pool::end() {
+    if (!process_.here()) {  // a child of fork(): they are not there
+        (void)workers_.release();
+        return;
+    }
     stop_ = true;
     wake_.fetch_add(1);
     wake_.notify_all();
-    for (auto& worker : workers_) worker.join();
+    for (auto& worker : *workers_) worker.join();
+    workers_->clear();
 }
 
 void Pool::expect(int worker, int which, const uint8_t* p, size_t bytes) {
@@ -104,6 +117,7 @@ void Pool::loop(int worker) {
 }
 
 void Pool::start(Body body, void* context, int64_t chunks) {
+    if (chunks > int64_t(kField)) throw Error(Error::Kind::input, "a job of " + std::to_string(chunks) + " chunks is too large");
     body_ = body;
     context_ = context;
     done_.store(0, std::memory_order_relaxed);

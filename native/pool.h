@@ -15,13 +15,15 @@
 #include <type_traits>
 #include <vector>
 
+#include "process.h"
+
 namespace moeflux {
 
 class Pool {
 public:
     static constexpr int kRanges = 3;  // of memory that a worker can expect
 
-    explicit Pool(int threads, int spin_us = 500);
+    explicit Pool(int threads, int spin_us = 500);  // throws Error where the system gives no more threads
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
@@ -65,6 +67,7 @@ private:
     void work(int worker, uint64_t job);
     bool prefetch_some(int worker);
     void loop(int worker);
+    void end();
 
     const int size_;
     std::unique_ptr<Worker[]> of_;  // by worker
@@ -76,7 +79,8 @@ private:
     Body body_ = nullptr;
     void* context_ = nullptr;
     int64_t spin_ns_;
-    std::vector<std::thread> workers_;
+    const Process process_;
+    std::unique_ptr<std::vector<std::thread>> workers_;
 };
 
 }  // namespace moeflux

@@ -5,12 +5,13 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "error.h"
+#include "gil.h"
 #include "layer.h"
 
 namespace moeflux {
@@ -24,22 +25,16 @@ using OutIds = nb::ndarray<int64_t, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Addresses = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-inline void require(bool fits, const char* what) {
-    if (!fits) throw std::invalid_argument(what);
-}
-
 template <class A>
 void require_size(const A& array, int64_t size, const char* what) {
-    if (int64_t(array.size()) != size)
-        throw std::invalid_argument(std::string(what) + " has " + std::to_string(array.size()) + " elements, needs " +
-                                    std::to_string(size));
+    require_count(int64_t(array.size()), size, what);
 }
 
 inline Dtype dtype_of(std::string_view name) {
     if (name == "F32") return Dtype::f32;
     if (name == "BF16") return Dtype::bf16;
     if (name == "F16") return Dtype::f16;
-    throw std::invalid_argument("dtype must be F32, BF16 or F16");
+    throw Error(Error::Kind::format, "no kernels for weights or scales of type " + std::string(name), {}, "F32, BF16 or F16");
 }
 
 inline size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
@@ -101,7 +96,10 @@ struct PyBank {
 struct PyLayer {
     Layer layer;
     std::vector<PyMatrix> matrices;
-    std::vector<Floats> vectors;
+    std::unordered_map<std::string, Floats> vectors;  // by role
+
+    // Throws where sizes do not fit each other: kernels trust them.
+    void check(const std::string& where) const;
 
     void set_matrix(const std::string& role, const PyMatrix& m) {
         static const std::unordered_map<std::string, Matrix Layer::*> places = {
@@ -113,7 +111,7 @@ struct PyLayer {
             {"shared_up_proj", &Layer::shared_up_proj}, {"shared_down_proj", &Layer::shared_down_proj},
             {"shared_gate", &Layer::shared_gate}, {"gate_proj", &Layer::gate_proj}, {"up_proj", &Layer::up_proj},
             {"down_proj", &Layer::down_proj}};
-        layer.*places.at(role) = m.m;
+        layer.*place_of(places, role) = m.m;
         matrices.push_back(m);
     }
     void set_vector(const std::string& role, Floats v) {
@@ -122,8 +120,14 @@ struct PyLayer {
             {"k_norm", &Layer::k_norm}, {"q_a_norm", &Layer::q_a_norm}, {"kv_a_norm", &Layer::kv_a_norm},
             {"conv1d", &Layer::conv}, {"A_log", &Layer::a_log}, {"dt_bias", &Layer::dt_bias}, {"norm", &Layer::norm},
             {"router_bias", &Layer::router_bias}};
-        layer.*places.at(role) = v.data();
-        vectors.push_back(v);
+        layer.*place_of(places, role) = v.data();
+        vectors[role] = v;
+    }
+    template <class Places>
+    static typename Places::mapped_type place_of(const Places& places, const std::string& role) {
+        const auto found = places.find(role);
+        require_format(found != places.end(), "a native layer has no place for " + role);
+        return found->second;
     }
     void set_heads(const std::string& role, const PyHeads& h) {
         (role == "embed_q" ? layer.embed_q : layer.unembed_out) = h.w;
@@ -179,9 +183,9 @@ inline StateShape state_shape(const Layer& l) {
     switch (l.mixer) {
         case Mixer::attention: return {l.shape.groups * l.shape.dim, l.shape.groups * l.shape.dim, true};
         case Mixer::latent: return {l.kv_a.rows, l.kv_a.rows, true};
-        case Mixer::delta: return delta_state(l.delta);
+        case Mixer::delta: break;
     }
-    throw std::logic_error("mixer");
+    return delta_state(l.delta);
 }
 
 // Methods of the machine: its blocks, and whole layers.

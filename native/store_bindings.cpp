@@ -9,6 +9,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "gil.h"
+#include "py_errors.h"
 #include "store/replay.h"
 #include "store/store.h"
 
@@ -21,29 +23,28 @@ namespace {
 using Ids = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
 using Place = std::pair<int, int64_t>;  // component, offset in it
 
-void require(bool holds, const char* what) {
-    if (!holds) throw std::invalid_argument(what);
-}
-
 Dtype dtype_of(const std::string& name) {
     if (name == "F32") return Dtype::f32;
     if (name == "BF16") return Dtype::bf16;
     if (name == "F16") return Dtype::f16;
-    throw std::invalid_argument("dtype must be F32, BF16 or F16");
+    throw Error(Error::Kind::format, "no kernels for experts of type " + name, {}, "F32, BF16 or F16");
 }
 
 Codec codec_of(const std::string& name) {
     if (name == "plain") return Codec::plain;
     if (name == "affine") return Codec::affine;
     if (name == "fp8") return Codec::fp8;
-    throw std::invalid_argument("codec must be plain, affine or fp8");
+    throw Error(Error::Kind::format, "no kernels for experts of codec " + name, {}, "plain, affine or fp8");
 }
 
 void add_component(ExpertLayer& layer, const std::string& projection, const std::string& part, const std::string& dtype,
                    int64_t bytes, Ids files, Ids offsets, bool kept) {
     require(int64_t(files.size()) == layer.n_experts && files.size() == offsets.size(), "one extent per expert");
     Component component{projection, part, scalar_of(dtype), bytes, {}, kept};
-    for (size_t i = 0; i < files.size(); ++i) component.extents.push_back({int(files.data()[i]), offsets.data()[i], bytes});
+    for (size_t i = 0; i < files.size(); ++i) {
+        const int64_t file = files.data()[i];
+        component.extents.push_back({file == int(file) ? int(file) : -1, offsets.data()[i], bytes});
+    }
     layer.components.push_back(std::move(component));
 }
 
@@ -71,18 +72,18 @@ struct PyJob {
     bool finished = false;
 
     void finish(int64_t done, int error, int retries, const std::string& message) {
-        require(!finished, "the job was finished before");
+        if (finished) throw Error(Error::Kind::state, "the job was finished before");
         finished = true;
         ReadResult result;
         result.done = done;
         result.error = error;
         result.retries = retries;
-        nb::gil_scoped_release release;
+        const Unlocked unlocked;
         store->finish(job, result, message);
     }
     PyJob(std::shared_ptr<Store> store, Job job) : store(std::move(store)), job(std::move(job)) {}
     ~PyJob() {
-        if (!finished) finish(0, 0, 0, "the reader gave up");
+        if (!finished && store->here()) finish(0, 0, 0, "the reader gave up");
     }
 };
 
@@ -94,10 +95,11 @@ struct PyLease {
     int layer;
     std::vector<Expert> out;
 
-    std::vector<int64_t> next(bool wait) {
+    std::vector<int64_t> next(bool wait, const CancelFlag* cancel) {
         {
-            nb::gil_scoped_release release;
-            lease.next(out, wait);
+            Listener listener(cancel, signals());
+            const Unlocked unlocked;
+            lease.next(out, wait, &listener);
         }
         std::vector<int64_t> ids;
         for (const Expert& expert : out) ids.push_back(expert.id);
@@ -106,7 +108,7 @@ struct PyLease {
     void release_some(const std::vector<int64_t>& ids) {
         std::vector<Expert> experts;
         for (const int64_t id : ids) experts.push_back({id, nullptr, nullptr, nullptr});
-        nb::gil_scoped_release release;
+        const Unlocked unlocked;
         lease.release(experts);
     }
     nb::list views(int64_t expert, nb::handle owner) const {
@@ -138,21 +140,6 @@ nb::dict stats_dict(const StoreStats& s) {
     return result;
 }
 
-// StoreError as a Python exception with args (kind, what, where, hint, errno); moeflux.store.errors makes it one of ours.
-void bind_error(nb::module_& m) {
-    static PyObject* type = nullptr;
-    type = PyErr_NewException("moeflux._native.StoreError", PyExc_RuntimeError, nullptr);
-    m.attr("StoreError") = nb::borrow(type);
-    nb::register_exception_translator([](const std::exception_ptr& p, void*) {
-        static constexpr const char* kinds[] = {"read", "format", "closed", "full"};
-        try {
-            std::rethrow_exception(p);
-        } catch (const StoreError& e) {
-            PyErr_SetObject(type, nb::make_tuple(kinds[int(e.kind)], e.what(), e.where, e.hint, e.error).ptr());
-        }
-    });
-}
-
 void bind_jobs(nb::module_& m) {
     nb::class_<PyJob>(m, "ReadJob", "One component of one expert, to be read by Python into `buffer`.")
         .def_prop_ro("layer", [](const PyJob& j) { return j.job.layer; })
@@ -171,12 +158,12 @@ void bind_jobs(nb::module_& m) {
 
 void bind_leases(nb::module_& m) {
     nb::class_<PyLease>(m, "StoreLease", "Permission to read slots.")
-        .def("next", &PyLease::next, nb::arg("wait") = true)
+        .def("next", &PyLease::next, nb::arg("wait") = true, nb::arg("cancel").none() = nb::none())
         .def_prop_ro("left", [](const PyLease& l) { return l.lease.left(); })
         .def("views", [](nb::handle self, int64_t expert) { return nb::cast<PyLease&>(self).views(expert, self); })
         .def("release_some", &PyLease::release_some)
         .def("release", [](PyLease& l) {
-            nb::gil_scoped_release release;
+            const Unlocked unlocked;
             l.lease.release();
         });
 }
@@ -203,14 +190,13 @@ std::shared_ptr<Store> open_store(std::vector<std::string> paths, nb::list layer
     StoreOptions options{std::move(paths), {}, n_slots, floor, std::move(policy), direct, n_readers, sweep_slots, under_way};
     for (nb::handle layer : layers)
         options.layers.push_back(layer.is_none() ? ExpertLayer{} : nb::cast<const ExpertLayer&>(layer));
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     return Store::open(std::move(options));
 }
 
 }  // namespace
 
 void bind_store(nb::module_& m) {
-    bind_error(m);
     bind_jobs(m);
     bind_leases(m);
     bind_replay(m);
@@ -225,7 +211,7 @@ void bind_store(nb::module_& m) {
              [](std::shared_ptr<Store> self, int layer, Ids ids, bool sweep) {
                  Lease lease;
                  {
-                     nb::gil_scoped_release release;
+                     const Unlocked unlocked;
                      lease = self->acquire(layer, ids.data(), int64_t(ids.size()), sweep);
                  }
                  auto memory = lease.memory();
@@ -234,12 +220,12 @@ void bind_store(nb::module_& m) {
              nb::arg("layer"), nb::arg("ids"), nb::arg("sweep") = false)
         .def("hint",
              [](Store& self, int layer, Ids ids, bool sweep, bool soon) {
-                 nb::gil_scoped_release release;
+                 const Unlocked unlocked;
                  self.hint(layer, ids.data(), int64_t(ids.size()), sweep, soon);
              },
              nb::arg("layer"), nb::arg("ids"), nb::arg("sweep") = false, nb::arg("soon") = false)
-        .def("next_token", &Store::next_token, nb::call_guard<nb::gil_scoped_release>())
-        .def("close", &Store::close, nb::call_guard<nb::gil_scoped_release>())
+        .def("next_token", &Store::next_token, nb::call_guard<Unlocked>())
+        .def("close", &Store::close, nb::call_guard<Unlocked>())
         .def("stats", [](const Store& self) { return stats_dict(self.stats()); })
         .def("take_notes", &Store::take_notes)
         .def("resident", [](const Store& self) {
@@ -247,6 +233,7 @@ void bind_store(nb::module_& m) {
             return nb::bytes(found.data(), found.size());
         })
         .def_prop_ro("closed", &Store::closed)
+        .def_prop_ro("here", &Store::here, "Whether this process opened it.")
         .def_prop_ro("slot_bytes", [](const Store& self) { return self.slot_bytes(); })
         .def("slots",
              [](const Store& self) {
@@ -257,7 +244,7 @@ void bind_store(nb::module_& m) {
         .def("take_job", [](std::shared_ptr<Store> self, double timeout_s) -> nb::object {
             std::optional<Job> job;
             {
-                nb::gil_scoped_release release;
+                const Unlocked unlocked;
                 job = self->take(std::chrono::nanoseconds(int64_t(timeout_s * 1e9)));
             }
             if (!job) return nb::none();

@@ -57,6 +57,11 @@ void Stream::finish() {
                  1.0 - std::min(1.0, reading), double(stats.stall_ns - at_start_.stall_ns) / ns);
 }
 
+void Stream::listen() {
+    listener_->listen();
+    if (store_->closed()) throw store_->closed_error();
+}
+
 // Only the mixer is still to come, so what the router sees now is nearly always what it will choose. Nobody has looked at a
 // token's first layers yet.
 void Stream::before(size_t layer, const float* x, int64_t tokens) {
@@ -72,7 +77,6 @@ void Stream::begin(size_t layer, const int64_t* ids, int64_t n) {
     layer_ = layer;
     hinted_ahead_ = false;
     if (recording_) routed_.insert(routed_.end(), ids, ids + n);
-    if (sweep_ && options_.interrupt) options_.interrupt();
     ready_.clear();
     backlog_.clear();
     lease_ = store_->acquire(int(layer), ids, n, sweep_);
@@ -155,12 +159,12 @@ Experts Stream::next() {
     lease_.release(ready_);  // what this layer still waits for may need the slots
     ready_.clear();
     if (!sweep_) {
-        lease_.next(ready_);
+        lease_.next(ready_, true, listener_);
         return ready_;
     }
     if (!hinted_ahead_ && lease_.waiting() == 0) hint_ahead();
     // Arrivals first, because their slots are wanted for what comes next.
-    lease_.next(arrived_, backlog_.empty());
+    lease_.next(arrived_, backlog_.empty(), listener_);
     for (const Expert& expert : arrived_) backlog_.push_back(expert);
     const size_t n = std::min(backlog_.size(), kBatch);
     ready_.assign(backlog_.end() - ptrdiff_t(n), backlog_.end());

@@ -4,10 +4,10 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <vector>
 
+#include "cancel.h"
 #include "layer.h"
 #include "store/store.h"
 
@@ -40,7 +40,6 @@ private:
 };
 
 struct StreamOptions {
-    std::function<void()> interrupt;  // called once per layer of a prompt; may throw
     bool previous = true;   // hint the experts of the same layer's previous token
     bool lookahead = true;  // hint what the next layer's router says of the current hidden state
     int most = 8;           // hints per layer
@@ -50,21 +49,29 @@ class Stream : public ExpertSource {
 public:
     Stream(std::shared_ptr<Store> store, Machine& machine, StreamOptions options);
 
-    // One forward, which may fail. The steps must outlive it.
+    // One forward, which may fail. Holds the machine from its beginning to its end, because the stream itself has room for one:
+    // a second caller waits here. What it is given must outlive it.
     class Run {
     public:
-        Run(Stream& stream, std::span<const Step> steps, int64_t tokens) : stream_(stream) { stream_.start(steps, tokens); }
+        Run(Stream& stream, std::span<const Step> steps, int64_t tokens, Listener& listener) : call_(stream.machine_), stream_(stream) {
+            stream_.listener_ = &listener;
+            stream_.start(steps, tokens);
+        }
         ~Run() { stream_.finish(); }
         Run(const Run&) = delete;
         Run& operator=(const Run&) = delete;
 
     private:
+        const Machine::Call call_;
         Stream& stream_;
     };
+    Machine& machine() const { return machine_; }
+    const Store& store() const { return *store_; }
     // From now on, keep the ids of the latest forward: those of its first layer with experts, [T, k], then of the next.
     void record(bool on) { recording_ = on; }
     const std::vector<int16_t>& routed() const { return routed_; }
 
+    void listen() override;
     void before(size_t layer, const float* x, int64_t tokens) override;
     void begin(size_t layer, const int64_t* ids, int64_t n) override;
     void meanwhile(size_t layer, const float* x, int64_t tokens) override;
@@ -94,6 +101,7 @@ private:
     std::shared_ptr<Store> store_;
     Machine& machine_;
     StreamOptions options_;
+    Listener* listener_ = nullptr;  // of the forward that runs
     Reach reach_;
     std::span<const Step> steps_;
     size_t layer_ = 0;

@@ -8,6 +8,8 @@ namespace moeflux {
 
 enum class Dtype : int { f32, bf16, f16 };
 constexpr int64_t kStateBlock = 256;  // positions in a block of a state, as in moeflux/backends/state.py
+constexpr int64_t kMaxCols = 32768;  // of a matrix: a thread unpacks whole rows
+constexpr int64_t kMaxRows = int64_t(1) << 31;
 
 enum class Codec : int { plain, affine, fp8 };
 

@@ -35,8 +35,9 @@ struct ExpertLayer {
     ExpertMatrix gate, up, down;
 };
 
-// Throws std::invalid_argument where extents and components disagree or a matrix reaches past its component.
-void check_layer(const ExpertLayer& layer, int n_files);
+// Throws Error of kind `format` where extents and components disagree, a matrix reaches past its component or is larger than kernels
+// take, or the three matrices do not fit together. `number`: of the layer, to be told.
+void check_layer(const ExpertLayer& layer, int number, int n_files);
 
 // The matrix with its pointers, from the first byte of each component.
 Matrix look_into(const ExpertMatrix& matrix, const uint8_t* const* components);

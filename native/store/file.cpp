@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "error.h"
+#include "../error.h"
 
 namespace moeflux {
 
@@ -25,7 +25,7 @@ int open_patiently(const char* path, int flags) {
 File::File(const std::string& path, bool direct) : path_(path), buffered_(open_patiently(path.c_str(), 0)) {
     if (buffered_ < 0) {
         const int error = errno;
-        throw StoreError(StoreError::Kind::read, std::strerror(error), path, "the model folder must stay where it is", error);
+        throw Error(Error::Kind::read, std::strerror(error), path, "the model folder must stay where it is", error);
     }
     // Not every file system has direct reads; some say so here and some at the first read.
     if (direct) direct_ = open_patiently(path.c_str(), O_DIRECT);

@@ -10,7 +10,7 @@ namespace moeflux {
 
 class File {
 public:
-    // Throws StoreError where it cannot be opened. Where direct reads cannot be had it does without them.
+    // Throws Error where it cannot be opened. Where direct reads cannot be had it does without them.
     File(const std::string& path, bool direct);
     ~File();
     File(const File&) = delete;

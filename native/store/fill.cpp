@@ -121,7 +121,7 @@ bool Store::may_read() const {
 }
 
 std::optional<Job> Store::take(std::chrono::nanoseconds patience) {
-    Lock lock(mutex_);
+    Lock lock = this->lock();
     const auto until = Clock::now() + patience;
     ++n_idle_;
     work_.wait_until(lock, until, [&] { return closed_ || may_read(); });
@@ -155,8 +155,8 @@ std::optional<Job> Store::take(std::chrono::nanoseconds patience) {
 void Store::finish(const Job& job, const ReadResult& result, const std::string& message) {
     const bool read = result.error == 0 && result.done == job.extent.length && message.empty();
     const bool finite = !read || all_finite(job.type, job.to, job.extent.length);
-    std::unique_ptr<StoreError> error = read && finite ? nullptr : describe(job, result, message, finite);
-    const Lock lock(mutex_);
+    std::unique_ptr<Error> error = read && finite ? nullptr : describe(job, result, message, finite);
+    const Lock lock = this->lock();
     const auto now = Clock::now();
     Slot& s = slot(job.slot);
     --s.running;
@@ -214,23 +214,23 @@ void Store::settle_failed(int i) {
     s.state = State::empty;
 }
 
-std::unique_ptr<StoreError> Store::describe(const Job& job, const ReadResult& result, const std::string& message,
+std::unique_ptr<Error> Store::describe(const Job& job, const ReadResult& result, const std::string& message,
                                             bool finite) const {
     const Component& component = layer(job.layer).components[size_t(job.component)];
     const std::string expert =
         ": layer " + std::to_string(job.layer) + ", expert " + std::to_string(job.expert) + "." + component.projection;
     const std::string damaged = "the file is damaged; download it again", &path = job.file->path();
     if (!finite)
-        return std::make_unique<StoreError>(StoreError::Kind::format, component.part + " holds NaN or infinity",
+        return std::make_unique<Error>(Error::Kind::format, component.part + " holds NaN or infinity",
                                             file_name(path) + expert, damaged);
     const std::string wanted = std::to_string(job.extent.length) + " bytes at " + std::to_string(job.extent.offset);
     if (result.error == 0 && message.empty())
-        return std::make_unique<StoreError>(StoreError::Kind::read,
+        return std::make_unique<Error>(Error::Kind::read,
                                             "only " + std::to_string(result.done) + " of the " + wanted + " are left",
                                             path + expert, "it was shortened while open; download it again");
     std::string what = (message.empty() ? std::strerror(result.error) : message) + " (reading " + wanted;
     if (result.retries) what += ", tried " + std::to_string(result.retries + 1) + " times";
-    return std::make_unique<StoreError>(StoreError::Kind::read, what + ")", path + expert,
+    return std::make_unique<Error>(Error::Kind::read, what + ")", path + expert,
                                         "the drive failed; check it, or copy the file elsewhere", result.error);
 }
 

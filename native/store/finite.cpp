@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 #include <string>
+
+#include "../error.h"
 
 namespace moeflux {
 
@@ -35,7 +36,7 @@ Scalar scalar_of(std::string_view name) {
     if (name == "F16") return Scalar::f16;
     if (name == "F8_E4M3") return Scalar::f8;
     if (name == "U32") return Scalar::integer;
-    throw std::invalid_argument("no component of an expert has type " + std::string(name));
+    throw Error(Error::Kind::format, "no component of an expert has type " + std::string(name));
 }
 
 int scalar_bytes(Scalar type) {

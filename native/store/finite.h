@@ -8,7 +8,7 @@ namespace moeflux {
 
 enum class Scalar : int { integer, f32, bf16, f16, f8 };  // f8: e4m3, which has NaN and no infinity
 
-// From the names that safetensors gives types. Throws std::invalid_argument.
+// From the names that safetensors gives types. Throws Error of kind `format`.
 Scalar scalar_of(std::string_view name);
 int scalar_bytes(Scalar type);
 

@@ -24,10 +24,14 @@ struct LeaseState {
     int n_loaded = 0;         // of these, read for this lease
     bool blocked = false;     // its owner waits in next()
     std::thread::id owner;    // who used it last
-    std::unique_ptr<StoreError> error;
+    std::unique_ptr<Error> error;
     std::shared_ptr<const Arena> memory;
 
     Want* find(int64_t expert);
 };
+
+inline Error not_held(int64_t expert) {
+    return {Error::Kind::state, "an expert that this lease does not hold: " + std::to_string(expert)};
+}
 
 }  // namespace moeflux

@@ -1,6 +1,5 @@
 // What leases ask of the store: slots, in turn, and waiting for them.
 #include <algorithm>
-#include <stdexcept>
 
 #include "lease_state.h"
 
@@ -10,7 +9,7 @@ using Step = LeaseState::Step;
 
 Lease Store::acquire(int layer, const int64_t* ids, int64_t n, bool sweep) {
     check(layer, ids, n);
-    const Lock lock(mutex_);
+    const Lock lock = this->lock();
     if (closed_) throw closed_error();
     std::unique_ptr<LeaseState> state = spare_.empty() ? std::make_unique<LeaseState>() : std::move(spare_.back());
     if (!spare_.empty()) spare_.pop_back();
@@ -109,21 +108,21 @@ void Store::collect(LeaseState& l, std::vector<Expert>& out) {
             want.step = Step::handed;
             --l.n_placed;
         } else {
-            if (state == State::failed && !l.error) l.error = std::make_unique<StoreError>(*slot(want.slot).error);
+            if (state == State::failed && !l.error) l.error = std::make_unique<Error>(*slot(want.slot).error);
             l.open[kept++] = l.open[at];
         }
     }
     l.open.resize(kept);
 }
 
-size_t Store::next(LeaseState& l, std::vector<Expert>& out, bool wait) {
+size_t Store::next(LeaseState& l, std::vector<Expert>& out, bool wait, Listener* listener) {
     out.clear();
-    Lock lock(mutex_);
+    Lock lock = this->lock();
     l.owner = std::this_thread::get_id();
     for (;;) {
         if (closed_) throw closed_error();
         if (!l.error) collect(l, out);
-        if (l.error) throw StoreError(*l.error);
+        if (l.error) throw Error(*l.error);
         if (!out.empty() || l.open.empty() || !wait) return out.size();
         if (l.n_placed == 0) {  // all that is left waits for slots
             if (place_next(l, true)) {
@@ -132,14 +131,25 @@ size_t Store::next(LeaseState& l, std::vector<Expert>& out, bool wait) {
             }
             if (hopeless(l)) throw full_error(l);
         }
-        const auto start = Clock::now();
-        l.blocked = true;
-        ++n_waiters_;
-        ready_.wait(lock);
-        --n_waiters_;
-        l.blocked = false;
-        stats_.stall_ns += std::chrono::nanoseconds(Clock::now() - start).count();
+        wait_for_experts(lock, l, listener);
     }
+}
+
+// Until something has changed, or for as long as one may go without listening.
+void Store::wait_for_experts(Lock& lock, LeaseState& l, Listener* listener) {
+    const auto start = Clock::now();
+    bool changed = true;
+    l.blocked = true;
+    ++n_waiters_;
+    if (listener) changed = ready_.wait_until(lock, start + Listener::kEvery) == std::cv_status::no_timeout;
+    else ready_.wait(lock);
+    --n_waiters_;
+    l.blocked = false;
+    stats_.stall_ns += std::chrono::nanoseconds(Clock::now() - start).count();
+    if (changed) return;
+    lock.unlock();
+    listener->listen();
+    lock.lock();
 }
 
 // Whether nobody is left who could give a slot: no read is under way whose slot might be had, and every slot is held by
@@ -155,9 +165,9 @@ bool Store::hopeless(const LeaseState& l) const {
                        [&](const LeaseState* other) { return other->n_held == 0 || starves(other->owner); });
 }
 
-StoreError Store::full_error(const LeaseState& l) const {
+Error Store::full_error(const LeaseState& l) const {
     const std::string slots = std::to_string(options_.n_slots);
-    return {StoreError::Kind::full,
+    return {Error::Kind::full,
             "the slot pool is full: all " + slots + " slots are leased (" + std::to_string(l.n_held) + " by this lease of " +
                 std::to_string(l.wants.size()) + " experts), and " + std::to_string(l.n_waiting) + " more are wanted",
             "layer " + std::to_string(l.layer), "give the experts a larger budget, or release some before asking for more"};
@@ -165,7 +175,7 @@ StoreError Store::full_error(const LeaseState& l) const {
 
 void Store::release(LeaseState& l, int64_t expert) {
     LeaseState::Want* want = l.find(expert);
-    if (!want || want->step != Step::handed) throw std::invalid_argument("an expert that this lease does not hold");
+    if (!want || want->step != Step::handed) throw not_held(expert);
     unpin(want->slot);
     want->step = Step::released;
     --l.n_held;
@@ -179,7 +189,7 @@ void Store::slots_given_back() {
 }
 
 void Store::end(std::unique_ptr<LeaseState> l) {
-    const Lock lock(mutex_);
+    const Lock lock = this->lock();
     for (const LeaseState::Want& want : l->wants)
         if (want.step == Step::placed || want.step == Step::handed) unpin(want.slot);
     n_waiting_ -= l->n_waiting;

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "../error.h"
 
 namespace moeflux {
 
@@ -49,7 +50,7 @@ private:
 std::unique_ptr<Policy> make_policy(std::string_view name, int n_keys, int n_slots) {
     if (name == "lru") return std::make_unique<Lru>();
     if (name == "lfru") return std::make_unique<Lfru>(n_keys, n_slots);
-    throw std::invalid_argument("unknown policy " + std::string(name) + ": lru or lfru");
+    throw Error(Error::Kind::option, "unknown policy " + std::string(name), "option 'policy'", "lru or lfru");
 }
 
 }  // namespace moeflux

@@ -18,7 +18,7 @@ public:
 };
 
 // "lru": the oldest. "lfru": of the oldest 32, the one that was asked for least often, where old requests count ever less.
-// Throws std::invalid_argument for another name.
+// Throws Error of kind `option` for another name.
 std::unique_ptr<Policy> make_policy(std::string_view name, int n_keys, int n_slots);
 
 constexpr int kMaxWindow = 32;

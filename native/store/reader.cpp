@@ -26,11 +26,11 @@ Readers::Readers(Store& store, int n) {
             auto reader = std::make_unique<ExtentReader>(store.stopping());  // here, where a lack of memory can be told
             threads_.emplace_back([&store, own = std::move(reader)] { work(store, *own); });
         }
-    } catch (...) {
+    } catch (const std::exception& error) {
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
         store.close();
         for (std::thread& thread : threads_) thread.join();
-        throw;
+        throw Error(Error::Kind::full, std::to_string(n) + " readers cannot be started: " + error.what());
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

@@ -1,14 +1,16 @@
 #include "replay.h"
 
 #include <algorithm>
-#include <stdexcept>
+#include <string>
+
+#include "../error.h"
 
 namespace moeflux {
 
 namespace {
 
 int positive(int n, const char* what) {
-    if (n < 1) throw std::invalid_argument(what);
+    if (n < 1) throw Error(Error::Kind::input, std::string(what) + " is " + std::to_string(n) + ", less than 1");
     return n;
 }
 
@@ -20,9 +22,9 @@ Replay::Replay(int n_layers, int n_experts, int n_slots, int floor, std::string_
       residency_(n_layers, n_experts, positive(n_slots, "n_slots"), floor, make_policy(policy, n_layers * n_experts, n_slots)) {}
 
 void Replay::check(int layer, const int64_t* ids, int64_t n) const {
-    if (layer < 0 || layer >= n_layers_) throw std::out_of_range("layer");
+    if (layer < 0 || layer >= n_layers_) throw Error(Error::Kind::input, "there is no layer " + std::to_string(layer) + " of " + std::to_string(n_layers_));
     for (int64_t i = 0; i < n; ++i)
-        if (ids[i] < 0 || ids[i] >= n_experts_) throw std::out_of_range("expert");
+        if (ids[i] < 0 || ids[i] >= n_experts_) throw Error(Error::Kind::input, "there is no expert " + std::to_string(ids[i]) + " of " + std::to_string(n_experts_));
 }
 
 int Replay::place(int layer, int expert, Why why) {

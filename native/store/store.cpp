@@ -1,8 +1,8 @@
 #include "store.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
-#include <stdexcept>
 #include <utility>
 
 #include "lease_state.h"
@@ -41,18 +41,26 @@ std::vector<int64_t> sizes(const ExpertLayer& layer, bool kept) {
 int64_t sum(const std::vector<int64_t>& values) { return std::accumulate(values.begin(), values.end(), int64_t(0)); }
 
 StoreOptions checked(StoreOptions options) {
-    if (options.n_slots < 1) throw std::invalid_argument("a store needs at least one slot");
-    if (options.floor < 0 || options.n_readers < 0 || options.sweep_slots < 1 || options.under_way < 0)
-        throw std::invalid_argument("floor, n_readers, sweep_slots or under_way");
-    if (max_experts(options.layers) == 0) throw std::invalid_argument("no layer has experts");
-    for (const ExpertLayer& layer : options.layers) check_layer(layer, int(options.paths.size()));
+    require(options.n_slots >= 1, "a store needs at least one slot");
+    require(options.floor >= 0 && options.n_readers >= 0 && options.sweep_slots >= 1 && options.under_way >= 0,
+            "floor, n_readers, sweep_slots or under_way is negative");
+    require_format(max_experts(options.layers) > 0, "no layer has experts");
+    for (size_t i = 0; i < options.layers.size(); ++i) check_layer(options.layers[i], int(i), int(options.paths.size()));
+    const int64_t most = std::numeric_limits<int>::max(), keys = int64_t(options.layers.size()) * max_experts(options.layers);
+    require_format(keys <= most, std::to_string(keys) + " experts in all; at most " + std::to_string(most) + " are supported");
+    const int64_t jobs = int64_t(options.n_slots) * max_components(options.layers);
+    if (jobs > most) throw Error(Error::Kind::option, std::to_string(options.n_slots) + " slots are too many", "option 'slots'");
     return options;
 }
 
 }  // namespace
 
 std::shared_ptr<Store> Store::open(StoreOptions options) {
-    std::shared_ptr<Store> store(new Store(checked(std::move(options))));
+    // In a child of fork() its destructor would wait for threads that are not there.
+    const auto end = [](Store* store) {
+        if (store->here()) delete store;
+    };
+    std::shared_ptr<Store> store(new Store(checked(std::move(options))), end);
     if (store->options_.n_readers > 0) store->readers_ = std::make_unique<Readers>(*store, store->options_.n_readers);
     return store;
 }
@@ -92,10 +100,10 @@ Store::~Store() { close(); }
 
 void Store::check(int layer, const int64_t* ids, int64_t n) const {
     const auto experts = layer >= 0 && layer < n_layers() ? this->layer(layer).n_experts : 0;
-    if (experts == 0) throw std::out_of_range("layer " + std::to_string(layer) + " has no experts");
+    const auto refuse = [&](const std::string& what) { throw Error(Error::Kind::input, what, "layer " + std::to_string(layer)); };
+    if (experts == 0) refuse("has no experts");
     for (int64_t i = 0; i < n; ++i)
-        if (ids[i] < 0 || ids[i] >= experts)
-            throw std::out_of_range("expert " + std::to_string(ids[i]) + " of " + std::to_string(experts));
+        if (ids[i] < 0 || ids[i] >= experts) refuse("there is no expert " + std::to_string(ids[i]) + " of " + std::to_string(experts));
 }
 
 const std::vector<int>& Store::distinct(int layer, const int64_t* ids, int64_t n) {
@@ -109,7 +117,7 @@ const std::vector<int>& Store::distinct(int layer, const int64_t* ids, int64_t n
 
 void Store::hint(int layer, const int64_t* ids, int64_t n, bool sweep, bool soon) {
     check(layer, ids, n);
-    const std::lock_guard lock(mutex_);
+    const Lock lock = this->lock();
     if (closed_) throw closed_error();
     for (const int expert : distinct(layer, ids, n)) {
         if (residency_.find(layer, expert) >= 0) continue;
@@ -125,7 +133,7 @@ void Store::hint(int layer, const int64_t* ids, int64_t n, bool sweep, bool soon
 }
 
 void Store::next_token() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock = this->lock();
     residency_.next_token();
     for (int i = hinted_.first(), next; i >= 0; i = next) {
         next = hinted_.next(i);
@@ -134,8 +142,9 @@ void Store::next_token() {
 }
 
 void Store::close() {
+    if (!here()) return;
     {
-        const std::lock_guard lock(mutex_);
+        const Lock lock = this->lock();
         if (closed_) return;
         closed_ = true;
         stopping_.store(true);
@@ -144,12 +153,12 @@ void Store::close() {
         work_.notify_all();
     }
     readers_.reset();
-    const std::lock_guard lock(mutex_);
+    const Lock lock = this->lock();
     memory_.reset();
 }
 
 StoreStats Store::stats() const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock = this->lock();
     StoreStats s = stats_;
     if (n_running_) s.read_busy_ns += std::chrono::nanoseconds(Clock::now() - busy_since_).count();
     s.slots = options_.n_slots;
@@ -163,20 +172,20 @@ std::vector<uint8_t> Store::resident() const {
     int64_t n_experts = 0;
     for (const ExpertLayer& layer : options_.layers) n_experts = std::max(n_experts, layer.n_experts);
     std::vector<uint8_t> found(options_.layers.size() * size_t(n_experts));
-    const std::lock_guard lock(mutex_);
+    const Lock lock = this->lock();
     for (const Slot& s : slots_)
         if (s.state == State::ready) found[size_t(s.layer * n_experts + s.expert)] = 1;
     return found;
 }
 
 std::vector<std::string> Store::take_notes() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock = this->lock();
     return std::exchange(notes_, {});
 }
 
 std::vector<Store::SlotView> Store::slots() const {
     static constexpr const char* names[] = {"empty", "filling", "ready", "failed"};
-    const std::lock_guard lock(mutex_);
+    const Lock lock = this->lock();
     std::vector<SlotView> views;
     for (int i = 0; i < options_.n_slots; ++i) {
         const Slot& s = slots_[size_t(i)];
@@ -187,6 +196,11 @@ std::vector<Store::SlotView> Store::slots() const {
     return views;
 }
 
-StoreError Store::closed_error() const { return {StoreError::Kind::closed, "the expert store is closed"}; }
+Store::Lock Store::lock() const {
+    process_.check("the expert store");
+    return Lock(mutex_);
+}
+
+Error Store::closed_error() const { return {Error::Kind::closed, "the expert store is closed"}; }
 
 }  // namespace moeflux

@@ -16,7 +16,8 @@
 // Readers never hold the mutex while they read, and whoever waits for a read holds nothing but its lease. Nothing here
 // decides what is computed: a hint, a policy or a size changes when bytes come, never which.
 //
-// Stores share nothing. A store does not survive fork().
+// Stores share nothing. In a child of fork() a store refuses every use, and is never waited for or destroyed: its readers are
+// not there, and its mutex may be locked by one of them.
 #pragma once
 
 #include <atomic>
@@ -29,9 +30,11 @@
 #include <thread>
 #include <vector>
 
+#include "../cancel.h"
+#include "../error.h"
 #include "../machine.h"
+#include "../process.h"
 #include "arena.h"
-#include "error.h"
 #include "experts.h"
 #include "file.h"
 #include "layout.h"
@@ -81,8 +84,8 @@ public:
 
     // The experts that are ready and were not handed out yet, in ascending order: at first all that were in memory, later
     // those that have arrived. With `wait`, blocks until there is one; none: all were handed out (or none is ready now).
-    // Throws StoreError where a read failed, the store was closed, or no slot can ever become free.
-    size_t next(std::vector<Expert>& out, bool wait = true);
+    // Throws Error where a read failed, the store was closed, no slot can ever become free, or `listener` says so while it waits.
+    size_t next(std::vector<Expert>& out, bool wait = true, Listener* listener = nullptr);
     // Experts that were handed out and are not needed any more: their slots can take what this lease still waits for.
     void release(const std::vector<Expert>& experts);
     void release();  // everything; the lease is empty afterwards
@@ -104,7 +107,7 @@ private:
 
 class Store : public std::enable_shared_from_this<Store> {
 public:
-    static std::shared_ptr<Store> open(StoreOptions options);  // throws StoreError, std::invalid_argument, std::bad_alloc
+    static std::shared_ptr<Store> open(StoreOptions options);  // throws Error, std::bad_alloc
     ~Store();
 
     // A lease on the distinct experts among these; starts the reads that are missing and waits for none. `sweep`: each is
@@ -135,6 +138,8 @@ public:
     void finish(const Job& job, const ReadResult& result, const std::string& message = {});
     const std::atomic<bool>& stopping() const { return stopping_; }
     bool closed() const { return stopping_.load(); }
+    bool here() const { return process_.here(); }  // in the process that opened it
+    Error closed_error() const;
 
     struct SlotView {
         int layer, expert, pins;
@@ -152,7 +157,7 @@ private:
         int left = 0, running = 0;    // so many are not there yet; are being read
         bool hint_read = false;       // was first wanted by a hint
         int64_t hint_tick = 0;
-        std::unique_ptr<StoreError> error;
+        std::unique_ptr<Error> error;
         Matrix gate, up, down;
     };
     using Lock = std::unique_lock<std::mutex>;
@@ -160,6 +165,7 @@ private:
 
     explicit Store(StoreOptions options);
     void check(int layer, const int64_t* ids, int64_t n) const;
+    Lock lock() const;  // throws in another process
 
     // All of these are called with the mutex held.
     const std::vector<int>& distinct(int layer, const int64_t* ids, int64_t n);
@@ -186,8 +192,7 @@ private:
     void doom(int slot);
     void settle_failed(int slot);
     void unpin(int slot);
-    std::unique_ptr<StoreError> describe(const Job& job, const ReadResult& result, const std::string& message, bool finite) const;
-    StoreError closed_error() const;
+    std::unique_ptr<Error> describe(const Job& job, const ReadResult& result, const std::string& message, bool finite) const;
     // Leases (leasing.cpp).
     void join(LeaseState& l, size_t want, int slot);
     bool place_next(LeaseState& l, bool desperate);
@@ -195,8 +200,9 @@ private:
     bool starving() const;
     void collect(LeaseState& l, std::vector<Expert>& out);
     bool hopeless(const LeaseState& l) const;
-    StoreError full_error(const LeaseState& l) const;
-    size_t next(LeaseState& l, std::vector<Expert>& out, bool wait);
+    Error full_error(const LeaseState& l) const;
+    size_t next(LeaseState& l, std::vector<Expert>& out, bool wait, Listener* listener);
+    void wait_for_experts(Lock& lock, LeaseState& l, Listener* listener);
     void release(LeaseState& l, int64_t expert);
     void slots_given_back();
     void end(std::unique_ptr<LeaseState> l);
@@ -211,6 +217,7 @@ private:
     int64_t n_bytes_ = 0;
     Files files_;
 
+    const Process process_;
     mutable std::mutex mutex_;
     std::condition_variable ready_, work_;  // for who waits for experts; for readers
     Residency residency_;

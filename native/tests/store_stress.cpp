@@ -96,10 +96,10 @@ void work(Store& store, uint32_t seed, int rounds, std::atomic<int64_t>& checked
     for (int i = 0; i < rounds; ++i) {
         try {
             use(store, random, checked);
-        } catch (const StoreError& error) {
+        } catch (const Error& error) {
             ++errors;
-            if (error.kind == StoreError::Kind::closed) return;
-            if (error.kind == StoreError::Kind::full && !store.closed() && store.stats().slots > 40) fail("full");
+            if (error.kind == Error::Kind::closed) return;
+            if (error.kind == Error::Kind::full && !store.closed() && store.stats().slots > 40) fail("full");
         }
     }
 }

@@ -11,6 +11,7 @@ from moeflux import Segment, Trace, load
 from moeflux.backends.native.ops import NativeOps, available_isas
 from moeflux.backends.numpy.ops import NumpyOps
 from moeflux.backends.ops import Span
+from moeflux.core.errors import InputError
 from moeflux.models.spec import Router
 from moeflux.runtime.forward import layer_forward
 from moeflux.runtime.sequence import Sequence
@@ -129,7 +130,7 @@ def test_many_tokens_of_one_expert(most):
 def test_an_expert_that_is_not_there_is_refused():
     ops = NativeOps(1)
     x = np.zeros((1, 128), np.float32)
-    with pytest.raises(ValueError, match="not in the bank"):
+    with pytest.raises(InputError, match="not in the bank"):
         ops.experts(x, np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32), [(ops.new_bank(4), [0])])
 
 

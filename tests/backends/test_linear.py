@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moeflux.backends.native.ops import NativeOps, available_isas
 from moeflux.backends.numpy.ops import NumpyOps
+from moeflux.core.errors import InputError, OptionError
 from moeflux.formats.dtypes import encode_float
 from moeflux.formats.quant import AFFINE_BITS, AFFINE_GROUPS, Affine, BlockFp8, Matrix, Plain, quantize
 
@@ -130,7 +131,7 @@ def test_several_products_in_one_call(isa):
 def test_wrong_sizes_are_refused():
     ops = machine("generic")
     weight = ops.load_matrix(random_matrix(Plain("F32"), 4, 8))
-    with pytest.raises(ValueError, match="width"):
+    with pytest.raises(InputError, match="width"):
         ops.linear(inputs(1, 9), weight)
-    with pytest.raises(ValueError, match="no kernels"):
+    with pytest.raises(OptionError, match="no kernels"):
         NativeOps(1, "mmx")

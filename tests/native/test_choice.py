@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import moeflux._native as _native
 from moeflux.backends.native.ops import available_isas
+from moeflux.core.errors import InputError, OptionError
 
 isas = pytest.mark.parametrize("isa", available_isas())
 sizes = st.sampled_from([1, 15, 16, 17, 500, 2048, 2049, 5000, 20_001])
@@ -86,18 +87,18 @@ def test_the_sum_of_exponentials(isa, n):
 
 def test_calls_that_do_not_fit():
     w = np.ones(4, np.float32)
-    with pytest.raises(ValueError, match="weights has 3 elements, needs 4"):
+    with pytest.raises(InputError, match="weights has 3 elements, needs 4"):
         _native.weigh(w, None, 0.0, 1.0, np.empty(3, np.float32))
-    with pytest.raises(ValueError, match="allowed has 5 elements, needs 4"):
+    with pytest.raises(InputError, match="allowed has 5 elements, needs 4"):
         _native.weigh(w, np.ones(5, np.uint8), 0.0, 1.0, np.empty(4, np.float32))
     for share in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ValueError, match="share"):
+        with pytest.raises(InputError, match="share"):
             _native.nucleus(w, share)
     for point in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ValueError, match="point"):
+        with pytest.raises(InputError, match="point"):
             _native.draw(w, 0.0, -1, point)
     for call in (lambda: _native.nucleus(w[:0], 0.5), lambda: _native.draw(w[:0], 0.0, -1, 0.5)):
-        with pytest.raises(ValueError, match="no weights"):
+        with pytest.raises(InputError, match="no weights"):
             call()
-    with pytest.raises(ValueError, match="instruction set"):
+    with pytest.raises(OptionError, match="instruction set"):
         _native.nucleus(w, 0.5, "pdp11")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 import threading
 
 import numpy as np
@@ -281,6 +282,11 @@ def test_a_queue_that_is_full_keeps_nobody_waiting(tmp_path, monkeypatch):
     prefixes.close()
 
 
+def set_at(done, flag, now):
+    if now.done == done:
+        flag.set()
+
+
 def test_cancelled_then_tried_again(monkeypatch):
     engine = opened(HYBRID)
     monkeypatch.setattr(engine, "plan", dataclasses.replace(engine.plan, chunk_tokens=10))
@@ -288,7 +294,7 @@ def test_cancelled_then_tried_again(monkeypatch):
         session = Session(engine, prefixes)
         flag = CancelFlag()
         with pytest.raises(CancelledError, match="after 15 of 55"):
-            session.sync(text(55), (), [15, 55], flag, lambda now: flag.set() if now.done == 15 else None)
+            session.sync(text(55), (), [15, 55], flag, partial(set_at, 15, flag))
         assert session.logits is None
         assert synced(session, HYBRID, text(55), boundaries=[15, 55]).read == 15
         session = Session(engine, prefixes)

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from moeflux.core.errors import ReadError
+from moeflux.core.errors import ReadError, StateError
 from store.synthetic import fill, load, make_experts, resident
 
 
@@ -76,5 +76,5 @@ def test_a_reader_that_gives_up(tmp_path):
             job.finish(job.length - 1)
             with pytest.raises(ReadError, match="only"):
                 other.wait()
-            with pytest.raises(ValueError, match="finished before"):
+            with pytest.raises(StateError, match="finished before"):
                 job.finish(job.length)

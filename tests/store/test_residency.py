@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflux.core.errors import OptionError
+from moeflux.core.errors import InputError, OptionError
 from moeflux.store.policy import Residency, layer_floor
 
 
@@ -143,10 +143,10 @@ def test_old_requests_count_ever_less():
 def test_wrong_arguments():
     with pytest.raises(OptionError, match="lru, lfru"):
         Residency(1, 1, 1, 0, "fifo")
-    with pytest.raises(ValueError, match="n_slots"):
+    with pytest.raises(InputError, match="n_slots"):
         Residency(1, 1, 0, 0)
     for layer, expert in ((1, 0), (-1, 0), (0, 4), (0, -1)):
-        with pytest.raises(IndexError):
+        with pytest.raises(InputError, match="layer|expert"):
             Residency(1, 4, 1, 0).access(layer, [expert])
-        with pytest.raises(IndexError):
+        with pytest.raises(InputError, match="layer|expert"):
             Residency(1, 4, 1, 0).hint(layer, [expert])

@@ -7,7 +7,7 @@ import errno
 import numpy as np
 import pytest
 
-from moeflux.core.errors import ClosedError, FormatError, OptionError, ReadError, StateError
+from moeflux.core.errors import ClosedError, FormatError, InputError, OptionError, ReadError, StateError
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.formats.experts import ExpertLayout, Projection
 from moeflux.formats.quant import Affine, decode
@@ -91,13 +91,13 @@ def test_a_lease_ends(tmp_path):
     experts = make_experts(tmp_path)
     with experts.open(n_slots=2) as store:
         with store.acquire(0, [3]) as lease:
-            with pytest.raises(ValueError, match="does not hold"):
+            with pytest.raises(StateError, match="does not hold"):
                 lease.matrices(2)
             lease.wait()
-            with pytest.raises(ValueError, match="does not hold"):
+            with pytest.raises(StateError, match="does not hold"):
                 lease.release([5])
             lease.release([3])
-            with pytest.raises(ValueError, match="does not hold"):
+            with pytest.raises(StateError, match="does not hold"):
                 lease.matrices(3)
         lease.release()
         with pytest.raises(StateError, match="released"):
@@ -123,9 +123,9 @@ def test_what_is_not_there_is_refused(tmp_path):
     experts = make_experts(tmp_path, first_layer=1)
     with experts.open(n_slots=2) as store:
         for layer, expert in ((0, 0), (4, 0), (-1, 0), (1, 6), (1, -1)):
-            with pytest.raises(IndexError):
+            with pytest.raises(InputError, match="layer|expert"):
                 store.acquire(layer, [expert])
-            with pytest.raises(IndexError):
+            with pytest.raises(InputError, match="layer|expert"):
                 store.hint(layer, [expert])
         with store.acquire(1, []) as lease:
             assert lease.next() == []

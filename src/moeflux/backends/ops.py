@@ -196,9 +196,17 @@ class Ops(ABC):
         return None
 
     def run_layers(
-        self, layers: Sequence[LayerWeights], x: Array, spans: Callable[[int], Sequence[Span]], stream: Handle
+        self,
+        layers: Sequence[LayerWeights],
+        x: Array,
+        spans: Callable[[int], Sequence[Span]],
+        stream: Handle,
+        cancel: Handle | None = None,
     ) -> Array | None:
-        """All layers at once with experts from the stream; None where some layer has to be run block by block."""
+        """All layers at once with experts from the stream; None where some layer has to be run block by block.
+
+        `cancel`: the backend's own side of a flag that ends the run with CancelledError.
+        """
         return None
 
     def run_ffn(

@@ -1,18 +1,5 @@
-"""A flag that any thread may set to end a forward between two layers."""
+"""Ending a forward from another thread, or from the handler of a signal."""
 
-from __future__ import annotations
+from moeflux.store.cancel import CancelFlag
 
-
-class CancelFlag:
-    def __init__(self) -> None:
-        self._set = False
-
-    def set(self) -> None:
-        self._set = True
-
-    def clear(self) -> None:
-        self._set = False
-
-    @property
-    def is_set(self) -> bool:
-        return self._set
+__all__ = ["CancelFlag"]

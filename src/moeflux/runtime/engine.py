@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from pathlib import Path
-from threading import RLock
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +26,7 @@ from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
+from moeflux.runtime.gate import Gate
 from moeflux.runtime.good_state import GoodState
 from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_mark, lossy_notes
 from moeflux.runtime.mflx import import_mflx
@@ -51,7 +51,10 @@ SCORED = 512  # tokens whose logits are computed together, where all are wanted:
 
 
 class Engine:
-    """Two engines share nothing; one engine may hold many sequences."""
+    """Two engines share nothing; one engine may hold many sequences.
+
+    Any thread may call it: one forward runs at a time, and a second caller waits. A child of fork() must load its own.
+    """
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self.config = config
@@ -70,7 +73,7 @@ class Engine:
             self._checkpoint.close()
             raise
         self._model: Model | None = Model(spec, ops, trunk, experts, Ring(config.ring))
-        self._one_forward = RLock()
+        self._gate = Gate()
         self._accounted = self.stats().use
         own_k = own.moe_layers()[0][1].router.k
         self.notes = (*lossy_notes(config, own_k), *skipped_note(self._checkpoint), *self.plan.warnings)
@@ -79,6 +82,7 @@ class Engine:
 
     @property
     def model(self) -> Model:
+        self._gate.check()
         if self._model is None:
             raise ClosedError("the engine is closed")
         return self._model
@@ -126,14 +130,21 @@ class Engine:
         return sequence
 
     def forward(self, *segments: Segment, cancel: CancelFlag | None = None) -> list[F32 | None]:
-        """Run a batch. Per segment: the logits that it wants. `cancel`, set by any thread, ends it between two layers."""
-        for segment in segments:
-            self.check_room(len(segment.sequence) + len(segment.tokens))
-        with self._one_forward:
+        """Run a batch. Per segment: the logits that it wants.
+
+        `cancel` may be set by any thread and is heard within a layer: CancelledError, and the sequences must be restored, as
+        after any failure. Where another thread closes the engine meanwhile, ClosedError.
+        """
+
+        def work() -> list[F32 | None]:
+            for segment in segments:
+                self.check_room(len(segment.sequence) + len(segment.tokens))
             try:
-                return forward(self.model, Batch(segments))
+                return forward(self.model, Batch(segments), cancel)
             finally:
                 self._account(segments)
+
+        return self._gate.run(work)
 
     def _account(self, segments: Seq[Segment]) -> None:
         """What the store did since the last forward is this one's, and its sequences' in proportion to their tokens."""
@@ -221,16 +232,27 @@ class Engine:
         if others:
             raise OptionError("layers with different numbers of experts have no trace", where=str(self.config.model))
         recorder = TraceRecorder(self.config.model.name, [layer for layer, _ in self.spec.moe_layers()], n_experts, k)
-        self.model.experts.record(recorder)
+        self._gate.run(lambda: self.model.experts.record(recorder))
         return recorder
 
     def close(self) -> None:
-        """Lets every file and weight go. Closing twice is fine."""
-        if self._model is not None:
-            self._model.ring.close()
-            self._model.experts.close()
-        self._model = None
-        self._checkpoint.close()
+        """Lets every file and weight go. Closing twice is fine.
+
+        A forward of another thread hears it within a layer and ends with ClosedError, which is waited for. In a child of fork()
+        nothing is waited for: the threads are the parent's.
+        """
+        model = self._model
+        if model is None or not self._gate.here:
+            self._model = None
+            self._checkpoint.close()
+            return
+
+        def let_go() -> None:
+            model.ring.close()
+            self._model = None
+            self._checkpoint.close()
+
+        self._gate.close(model.experts.close, let_go)
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.quant import Matrix
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.lossy import requantised
+from moeflux.store.cancel import CancelFlag
 from moeflux.store.index import slot_sizes
 from moeflux.store.store import ExpertStore, StoreOptions
 from moeflux.store.store import Lease as StoreLease
@@ -39,9 +40,11 @@ class Lease:
         self._n_experts = n_experts
         self._bits = bits
 
-    def arrivals(self) -> Iterator[tuple[Handle, list[int]]]:
+    def arrivals(self, cancel: CancelFlag | None = None) -> Iterator[tuple[Handle, list[int]]]:
         """A bank and the experts in it: those in memory first. Good until the next one is asked for."""
-        while experts := self._open.next():
+        while experts := self._open.next(cancel=cancel):
+            if cancel:
+                cancel.check()
             bank = self._ops.new_bank(self._n_experts)
             matrices = [self._matrices(expert) for expert in experts]  # a bank may look into them, so they live as long
             for expert, found in zip(experts, matrices, strict=True):

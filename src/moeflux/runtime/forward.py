@@ -21,7 +21,7 @@ from moeflux.runtime.batch import Batch
 from moeflux.runtime.experts import Experts
 from moeflux.runtime.ring import Ring
 from moeflux.runtime.trunk import Trunk
-from moeflux.store.errors import native_errors
+from moeflux.store.cancel import CancelFlag
 
 F32 = npt.NDArray[np.float32]
 LayerRecord = Callable[[int, str, Array], None]
@@ -39,12 +39,14 @@ class Model:
     ring: Ring
 
 
-def forward(model: Model, batch: Batch) -> list[F32 | None]:
+def forward(model: Model, batch: Batch, cancel: CancelFlag | None = None) -> list[F32 | None]:
     """Advance every sequence of the batch by its tokens. Per segment: logits [wanted rows, vocab], or None."""
     batch.check(model.spec.vocab)
+    if cancel:
+        cancel.check()
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is caught below
-            logits = _run(model, batch)
+            logits = _run(model, batch, cancel)
     except BaseException as error:
         model.ring.discard()
         for segment in batch.segments:
@@ -55,13 +57,13 @@ def forward(model: Model, batch: Batch) -> list[F32 | None]:
     return logits
 
 
-def _run(model: Model, batch: Batch) -> list[F32 | None]:
+def _run(model: Model, batch: Batch, cancel: CancelFlag | None) -> list[F32 | None]:
     ops, spec, trunk = model.ops, model.spec, model.trunk
     record = _recorder(ops, batch)
     x = ops.embed(trunk.embedding, batch.tokens())
     if record:
         record(-1, "embedding", x)
-    x = _run_layers(model, batch, x, record)
+    x = _run_layers(model, batch, x, record, cancel)
     if record:
         record(len(trunk.layers), "final", x)
     rows = batch.wanted_rows()
@@ -73,19 +75,20 @@ def _run(model: Model, batch: Batch) -> list[F32 | None]:
     return _split(logits, batch)
 
 
-def _run_layers(model: Model, batch: Batch, x: Array, record: LayerRecord | None) -> Array:
+def _run_layers(model: Model, batch: Batch, x: Array, record: LayerRecord | None, cancel: CancelFlag | None) -> Array:
     layers = model.trunk.layers
     stream = model.experts.stream
     model.experts.begin_step(batch.tokens())
     if record is None and stream is not None:
-        with native_errors():
-            y = model.ops.run_layers(layers, x, batch.spans, stream)
+        y = model.ops.run_layers(layers, x, batch.spans, stream, cancel.native if cancel else None)
         if y is not None:
             model.experts.end_streamed_step()
             return y
     model.experts.store.next_token()
     for index in range(len(layers)):
-        x = layer_forward(model, index, x, batch.spans(index), record)
+        if cancel:
+            cancel.check()
+        x = layer_forward(model, index, x, batch.spans(index), record, cancel=cancel)
     return x
 
 
@@ -96,6 +99,7 @@ def layer_forward(
     spans: Sequence[Span],
     record: LayerRecord | None = None,
     routing: Routing | None = None,
+    cancel: CancelFlag | None = None,
 ) -> Array:
     """One layer over [T, hidden], perhaps in place. `routing` forces the experts: for comparing kernels only."""
     ops, layer, eps = model.ops, model.trunk.layers[index], model.spec.norm_eps
@@ -115,7 +119,7 @@ def layer_forward(
             note("router_ids", ids)
             note("router_weights", weights)
         with model.experts.acquire(index, ops.to_numpy(ids)) as lease:
-            model.ring.begin(partial(ops.run_ffn, layer, x, h, ids, weights, lease.arrivals(), note))
+            model.ring.begin(partial(ops.run_ffn, layer, x, h, ids, weights, lease.arrivals(cancel), note))
             x = model.ring.complete()
     if note:
         note("output", x)

@@ -28,7 +28,7 @@ from moeflux.core.log import log
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.experts import ExpertLayout, ExpertTable
 from moeflux.formats.quant import Matrix
-from moeflux.store.errors import native_errors
+from moeflux.store.cancel import CancelFlag
 from moeflux.store.index import native_layers, slot_sizes
 from moeflux.store.policy import check_policy, layer_floor
 from moeflux.store.reader import PythonReaders
@@ -90,13 +90,12 @@ class Lease:
             raise StateError("the lease was released")
         return self._native
 
-    def next(self, *, wait: bool = True) -> list[int]:
+    def next(self, *, wait: bool = True, cancel: CancelFlag | None = None) -> list[int]:
         """Experts that are ready and were not named before: at first those in memory, later those that arrived.
 
-        Waits where there is none yet. Empty: all were named, or, without `wait`, none is ready now.
+        Waits where there is none yet, until `cancel` is set. Empty: all were named, or, without `wait`, none is ready now.
         """
-        with native_errors():
-            return self.native.next(wait)
+        return self.native.next(wait, cancel.native if cancel else None)
 
     def wait(self) -> None:
         """Until every expert is there."""
@@ -125,7 +124,10 @@ class Lease:
 
 
 class ExpertStore:
-    """The experts of these layers. Opens files of its own; the checkpoint may be closed before it."""
+    """The experts of these layers. Opens files of its own; the checkpoint may be closed before it.
+
+    Of no use in a child of fork(): StateError.
+    """
 
     def __init__(self, checkpoint: Checkpoint, layers: Iterable[int], options: StoreOptions) -> None:
         self.options = options
@@ -135,11 +137,10 @@ class ExpertStore:
         native = native_layers(self._tables.values(), options.keep_scales)
         n_native = options.n_readers if options.reader == "native" else 0
         paths = [str(path) for path in self._paths]
-        with native_errors():
-            self.native = _native.open_store(
-                paths, native, options.n_slots, floor, options.policy, options.direct, n_native, options.sweep_slots,
-                options.under_way,
-            )  # fmt: skip
+        self.native = _native.open_store(
+            paths, native, options.n_slots, floor, options.policy, options.direct, n_native, options.sweep_slots,
+            options.under_way,
+        )  # fmt: skip
         self._readers: PythonReaders | None = None
         if options.reader == "python":
             try:
@@ -159,8 +160,7 @@ class ExpertStore:
 
         `sweep`: every one is used once and released early (`Lease.release`), and there may be more than fit.
         """
-        with native_errors():
-            lease = self.native.acquire(layer, _array(ids), sweep)
+        lease = self.native.acquire(layer, _array(ids), sweep)
         table = self._tables[layer]
         return Lease(lease, table, f"{self._paths[table.sources[0][0].file].name}: layer {layer}")
 
@@ -169,8 +169,7 @@ class ExpertStore:
 
         `sweep`: by a sweep; takes no slot but free ones and what sweeps left behind. `soon`: read before other hints.
         """
-        with native_errors():
-            self.native.hint(layer, _array(ids), sweep, soon)
+        self.native.hint(layer, _array(ids), sweep, soon)
 
     def next_token(self) -> None:
         self.native.next_token()
@@ -185,6 +184,8 @@ class ExpertStore:
 
     def close(self) -> None:
         """Ends the readers after the reads they are in; whoever waits gets a ClosedError. Closing twice is fine."""
+        if not self.native.here:  # a child of fork(): its readers are the parent's
+            return
         self._tell_notes()
         self.native.close()
         if self._readers:

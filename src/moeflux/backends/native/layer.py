@@ -39,6 +39,7 @@ def fuse_layer(w: LayerWeights, eps: float) -> _native.Layer | None:
     if isinstance(w.spec.ffn, Moe):
         r = w.spec.ffn.router
         layer.routing(r.kind == "noaux_tc", r.n_experts, r.k, r.n_groups, r.top_groups, r.normalize, r.scale)
+    layer.check(w.spec.mixer_norm.name)
     return layer
 
 

@@ -23,7 +23,7 @@ from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import DeltaState, KvState, LatentState
 from moeflux.core.config import Hints, Kv
 from moeflux.core.errors import FormatError, NumericError
-from moeflux.formats.quant import Affine, BlockFp8, Matrix, Plain, broken_part
+from moeflux.formats.quant import Affine, BlockFp8, Codec, Matrix, Plain, broken_part
 from moeflux.models.spec import Attention, DeltaNet, Mla, Router
 
 F32 = npt.NDArray[np.float32]
@@ -200,12 +200,13 @@ class NativeOps(NumpyOps):
         x: F32,
         spans: Callable[[int], Sequence[Span]],
         stream: _native.Stream,
+        cancel: _native.CancelFlag | None = None,
     ) -> F32 | None:
         fused = [layer.fused for layer in layers]
         if None in fused:
             return None
         states = [[_state(span) for span in spans(i)] for i in range(len(layers))]
-        broken = self._machine.run_layers(fused, x, states, stream)
+        broken = self._machine.run_layers(fused, x, states, stream, cancel)
         if broken >= 0:
             raise _not_finite(f"layer {broken}")
         return x
@@ -298,7 +299,15 @@ def _wrap(matrix: Matrix) -> _native.Matrix:
     *lead, cols = matrix.shape
     rows = int(np.prod(lead))
     parts = {name: part.view(np.uint8).reshape(-1) for name, part in matrix.parts.items()}
-    match matrix.codec:
+    try:
+        return _native_matrix(matrix.codec, rows, cols, parts)
+    except FormatError as error:
+        error.where = matrix.source
+        raise
+
+
+def _native_matrix(codec: Codec, rows: int, cols: int, parts: Mapping[str, Bytes]) -> _native.Matrix:
+    match codec:
         case Plain(dtype):
             return _native.plain_matrix(rows, cols, dtype, parts["weight"])
         case Affine(bits, group, scales):
