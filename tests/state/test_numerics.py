@@ -23,7 +23,7 @@ from state.families import FAMILIES, HYBRID, LATENT, opened, text
 
 OTHERS = [isa for isa in available_isas() if isa != "generic"]
 
-# Of a state and its logits, by numerics class and NUMERICS_VERSION. Where a row here has to change, the version must too.
+# Of a state and its logits, by numerics class and NUMERICS_VERSION. Where a row has to change, the version must too.
 KNOWN = {
     ("native-fma-glibc-2.36-f3939872", 1): {HYBRID: "079c9bfea0bbc5b5", LATENT: "4cc5c69aecdcd870"},
     ("native-generic-glibc-2.36-f3939872", 1): {HYBRID: "9c7d7a9c51ddec83", LATENT: "6a25dbf00cff97cf"},

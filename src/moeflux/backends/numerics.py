@@ -1,8 +1,8 @@
-"""With which arithmetic a state was computed: two engines may use each other's states only where they give the same bits.
+"""With which arithmetic a state was computed: engines use each other's states only where both give the same bits.
 
-A numerics class names the order of additions and where results are rounded. Angles, exponentials and logarithms come from
-the system's mathematics library and from numpy, which round in their own ways from version to version and from processor to
-processor. So the class also carries what these give here for some arguments.
+A numerics class names the order of additions and where results are rounded. Angles, exponentials and logarithms come
+from the system's mathematics library and from numpy, which round in their own ways from version to version and from
+processor to processor. So the class also carries what these give here for some arguments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Files that appear under their name only when they are whole and on the disk. Everything that is kept is written here.
 
-Bytes go into a file beside the target, which takes the target's place at the end: whoever reads sees the old file or the
-new one. The unfinished file is locked while its writer lives, so that other processes can tell it from one that a crash
-left behind. Only regular files are replaced: a rename onto a device or a pipe would take the node away from everybody.
+Bytes go into a file beside the target, which takes the target's place at the end: whoever reads sees the old file or
+the new one. The unfinished file is locked while its writer lives, so that other processes can tell it from one that a
+crash left behind. Only regular files are replaced: a rename onto a device or a pipe would take the node away from
+everybody.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _mode(target: Path, mode: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that the name lasts too. A folder that may not be read, or a file system without this, keeps the file anyway."""
+    """So that the name lasts too. Where a folder may not be read, or cannot do this, the file is there anyway."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:

@@ -93,7 +93,7 @@ _WORDS = {
     "fingerprint": ("the weights", _RUN_AGAIN),
     "kv": ("keys and values as", "load the model with kv={!r}"),
     "backend": ("the backend", "load the model with backend={!r}"),
-    "numerics": ("the arithmetic", "its bits would differ; run the prompt again, or use the instruction set that made it"),
+    "numerics": ("the arithmetic", "run the prompt again, or use the instruction set that made it: bits differ"),
     "numerics_version": ("arithmetic of version", "the arithmetic has changed since; run the prompt again"),
 }
 

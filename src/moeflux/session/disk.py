@@ -1,9 +1,10 @@
 """The disk tier of the prefix store: one file per snapshot, written by a thread of its own from a bounded queue.
 
-A snapshot never changes, so it can be written while sequences go on. What does not fit into the queue is not written: the
-disk is a convenience, and nobody waits for it but `flush`. States of other weights or of other arithmetic lie in folders of
-their own. Any number of processes may share a folder: a file is whole or not there, and each may remove what is used least,
-so that all states together stay within the limit. A file that is gone is a miss. Nobody but its owner can read any of it.
+A snapshot never changes, so it can be written while sequences go on. What does not fit into the queue is not written:
+the disk is a convenience, and nobody waits for it but `flush`. States of other weights or of other arithmetic lie in
+folders of their own. Any number of processes may share a folder: a file is whole or not there, and each may remove what
+is used least, so that all states together stay within the limit. A file that is gone is a miss. Nobody but its owner
+can read any of it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Written:
-    """`kept`: whether it is on the disk. `removed`: files that made room for it. The snapshot is held until this is seen."""
+    """`kept`: whether it is on the disk. `removed`: files that made room. The snapshot is held until this is seen."""
 
     snapshot: Snapshot
     path: Path
@@ -57,8 +58,8 @@ class Written:
 class DiskTier:
     """`failed`: why the latest write failed, if it did; what it should have kept is then not on the disk.
 
-    `limit`: bytes of all states in the folder, of any model and process; None: the smaller of 10 GiB and a tenth of what is
-    free (or was, before states took it) when this is opened.
+    `limit`: bytes of all states in the folder, of any model and process; None: the smaller of 10 GiB and a tenth of
+    what is free (or was, before states took it) when this is opened.
     """
 
     def __init__(self, folder: Path, identity: Identity, limit: int | None) -> None:
@@ -142,7 +143,7 @@ class DiskTier:
     def _save(self, path: Path, snapshot: Snapshot, removed: list[Path]) -> None:
         def make_room(n_bytes: int) -> None:
             if n_bytes > self.limit:
-                what = f"a state of {format_bytes(n_bytes)} does not fit the {format_bytes(self.limit)} for states on disk"
+                what = f"a state of {format_bytes(n_bytes)} does not fit the {format_bytes(self.limit)} on disk"
                 raise WriteError(what, where=str(path), hint="allow more with Limits(disk_bytes=…)")
             removed.extend(self._prune(n_bytes))
 
@@ -184,7 +185,7 @@ class DiskTier:
 
 
 def _open_folders(root: Path, own: Path) -> None:
-    """A root that was there before may be anything, so its mode is left alone; what is in our own folders is private."""
+    """A root that was there before may be anything: its mode is left alone. What is in our own folders is private."""
     if not root.is_dir():
         root.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         root.chmod(PRIVATE_FOLDER)  # whatever the umask says
@@ -201,7 +202,8 @@ def _open_folders(root: Path, own: Path) -> None:
 
 def _state_folders(root: Path) -> list[Path]:
     try:
-        return [path for path in root.iterdir() if _OURS.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+        ours = [path for path in root.iterdir() if _OURS.fullmatch(path.name)]
+        return [path for path in ours if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
 

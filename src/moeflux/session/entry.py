@@ -18,8 +18,9 @@ from moeflux.runtime.snapshot import Snapshot, Tokens
 class Limits:
     """Bytes in memory and on disk; seconds after which what was not used is gone.
 
-    `ram_bytes`: at most what the engine was loaded with (`prefixes=`); None: all of that. `disk_bytes`: of all states in the
-    folder, of any model and process; None: the smaller of 10 GiB and a tenth of what is free when the store is opened.
+    `ram_bytes`: at most what the engine was loaded with (`prefixes=`); None: all of that. `disk_bytes`: of all states
+    in the folder, of any model and process; None: the smaller of 10 GiB and a tenth of what is free when the store is
+    opened.
     """
 
     ram_bytes: int | None = None
@@ -35,7 +36,7 @@ class Limits:
 
 @dataclass(eq=False)
 class Entry:
-    """A state in memory (`snapshot`), on disk (`file`), on its way from there (`fetches`), or more than one of these."""
+    """A state in memory (`snapshot`), on disk (`file`), on its way from there (`fetches`), or several of these."""
 
     tokens: Tokens
     used: float

@@ -1,4 +1,4 @@
-"""Bytes of the snapshots that a prefix store holds: what several share counts once, and what is on its way counts already.
+"""Bytes of the snapshots that a prefix store holds: what several share counts once, what is on its way counts too.
 
 Whoever holds a snapshot says so before anybody else can let it go, so a piece is known by its place in memory.
 """

@@ -1,8 +1,8 @@
 """States by the tokens that they are of, for all sequences of an engine, within the bytes that its plan keeps for them.
 
-Memory first; with a folder, on disk too, where they outlive the process. A state that was found counts as used, and so do
-those of shorter texts that it begins with, after it: what many texts begin with stays longest. Room is made before a state
-is copied or read, and what waits to be written counts until it is: the limit holds at every moment.
+Memory first; with a folder, on disk too, where they outlive the process. A state that was found counts as used, and so
+do those of shorter texts that it begins with, after it: what many texts begin with stays longest. Room is made before a
+state is copied or read, and what waits to be written counts until it is: the limit holds at every moment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Clock = Callable[[], float]
 class PrefixStore:
     """Used by one thread, the one that runs the engine. Files are written by a thread of its own.
 
-    A state can be read from disk beside the engine's steps: `fetch` (this thread), `Fetch.read` (any), `loaded` (this one).
+    A state can be read from disk beside the engine's steps: `fetch` (this thread), `Fetch.read` (any), `loaded` (this).
     """
 
     def __init__(
@@ -73,10 +73,11 @@ class PrefixStore:
         return self._keep(snapshot.tokens, snapshot.own_bytes, snapshot.blocks(), lambda: snapshot)
 
     def put_sequence(self, sequence: EngineSequence) -> bool:
-        """As `put`, with the state that a sequence has now. It is copied only once there is room, and if it is not here."""
+        """As `put`, with the state that a sequence has now: copied if it is not here yet, and once there is room."""
         sequence.check_usable()
         tokens = np.array(sequence.tokens, dtype=np.int32)
-        return self._keep(tokens, own_bytes(len(tokens), sequence.states), blocks_of(sequence.states), sequence.snapshot)
+        own = own_bytes(len(tokens), sequence.states)
+        return self._keep(tokens, own, blocks_of(sequence.states), sequence.snapshot)
 
     def candidates(self, tokens: Sequence[int], at_most: int) -> list[tuple[int, Entry]]:
         """Where a text can start from, best first: how many of its tokens, and whose state."""
@@ -184,9 +185,9 @@ class PrefixStore:
             self._held.hold(snapshot)
 
     def _make_room(self, own: int, blocks: Sequence[Block]) -> bool:
-        """For a snapshot: the ones used longest ago leave memory; those on disk can come back. What is on its way stays.
+        """For a snapshot: the ones used longest ago leave memory; those on disk can come back.
 
-        Where even that would not do, nobody leaves.
+        What is on its way stays. Where even that would not do, nobody leaves.
         """
         fixed = self._held.reserved + unshared_bytes(self._queued.values(), blocks)
         if fixed + own + sum(block.nbytes for block in blocks) > self._limit:
