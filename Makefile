@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/* native/*/*) CMakeLists.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format sanitize sanitize-store clean
+.PHONY: demo test lint format sanitize sanitize-store soak clean
 
 # The demo model has 256 experts; only 40 % of them may be in memory, so that the others are really streamed.
 demo: $(VENV)/.package
@@ -42,6 +42,15 @@ sanitize-store:
 	  TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 build/store_stress build/store_stress.bin \
 	    || exit 1; \
 	done
+
+# Random rows, bit for bit, while the drive fails: a quarter of an hour. ROWS and SEED change it.
+ROWS ?= 50000
+SEED ?= 0
+soak: $(VENV)/.test
+	mkdir -p build
+	$(CC) -shared -fPIC -O1 -o build/shim.so tests/store/shim.c -ldl
+	LD_PRELOAD=$(CURDIR)/build/shim.so MOEFLUX_SHIM_FILE=model.safetensors MOEFLUX_SHIM_MODE=sometimes PYTHONPATH=tests \
+	  $(BIN)/python -m soak.rows --rows $(ROWS) --seed $(SEED)
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("moeflux needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

@@ -1,6 +1,6 @@
 /* Stands between a program and its files: pread and preadv on descriptors of one file misbehave as told by the environment.
    MOEFLUX_SHIM_FILE: what the path must contain. MOEFLUX_SHIM_MODE: eio, eintr, eagain, einval_direct, short, odd_short.
-   MOEFLUX_SHIM_TIMES: how often (default always). */
+   MOEFLUX_SHIM_TIMES: how often (default always). Mode sometimes: of 1,024 reads, so many fail as moeflux_shim_rate says. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,6 +13,17 @@
 #include <unistd.h>
 
 static atomic_long used;
+static atomic_int rate;
+static atomic_uint random_state = 1;
+
+void moeflux_shim_rate(int of_1024) { atomic_store(&rate, of_1024); }
+
+static int is_unlucky(void) {
+    unsigned old = atomic_load(&random_state), next;
+    do next = old * 1664525u + 1013904223u;
+    while (!atomic_compare_exchange_weak(&random_state, &old, next));
+    return (int)(next >> 22) < atomic_load(&rate);
+}
 
 static int is_target(int fd) {
     const char *wanted = getenv("MOEFLUX_SHIM_FILE");
@@ -34,6 +45,10 @@ static ssize_t decide(int fd, size_t n) {
         if (!(fcntl(fd, F_GETFL) & O_DIRECT)) return 0;
         errno = EINVAL;
         return -1;
+    }
+    if (strcmp(mode, "sometimes") == 0) {
+        errno = EIO;
+        return is_unlucky() ? -1 : 0;
     }
     if (times && atomic_fetch_add(&used, 1) >= atol(times)) return 0;
     errno = strcmp(mode, "eio") == 0 ? EIO : strcmp(mode, "eintr") == 0 ? EINTR : strcmp(mode, "eagain") == 0 ? EAGAIN : 0;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,16 +17,6 @@ from store.synthetic import CODECS, held, make_experts
 
 HERE = Path(__file__).parent
 KINDS = [("native", "buffered"), ("native", "direct"), ("python", "buffered"), ("python", "direct")]
-
-
-@pytest.fixture(scope="session")
-def shim(tmp_path_factory):
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("NO C COMPILER: faults of the drive are not tested")
-    library = tmp_path_factory.mktemp("shim") / "shim.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, HERE / "shim.c", "-ldl"], check=True)
-    return library
 
 
 @pytest.fixture

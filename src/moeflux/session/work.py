@@ -102,17 +102,17 @@ def prepare_work(text: ModelText, context: int, prompt: AnyPrompt, options: Requ
     clock = Clock()
     clock.start()
     marked: str | None = None
-    boundaries: tuple[int, ...] = ()
     splitter: Splitter | None = None
     if isinstance(prompt, Conversation):
         prepared = prepare(text.chat, prompt, past)
-        ids, marked, boundaries, splitter = prepared.ids, prepared.marked, (prepared.said,), prepared.splitter
+        ids, said, marked, splitter = prepared.ids, prepared.said, prepared.marked, prepared.splitter
     else:
         ids = text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        said = len(ids)
     check_tokens(ids, text.vocab)
     params, stops = text.sampling(**options.sampling), read_stops(options.stop)
     writer = Writer(text, Request(ids, params, options.max_tokens, stops, options.grammar, splitter), context)
     most = context if options.max_tokens is None else min(context, len(ids) + options.max_tokens)
     deadline = None if options.deadline_s is None else time.monotonic() + options.deadline_s
-    marks, turn = Marks(tuple(options.breakpoints), boundaries), writer.begin()
+    marks, turn = Marks(tuple(options.breakpoints), (said,)), writer.begin()
     return Work(writer, marks, most, marked, deadline, turn.run, turn.events, clock)

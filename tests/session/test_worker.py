@@ -1,0 +1,285 @@
+"""Many callers on one engine: every answer is the one computed alone, every handle ends once, nobody disturbs another."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+
+import pytest
+
+import moeflux
+from moeflux import Grammar
+from moeflux.core.errors import ClosedError, DeadlineError, InputError, InternalError, OptionError, OverloadError
+from moeflux.runtime import forward as runtime_forward
+from moeflux.session.entry import Limits
+from moeflux.session.events import Failed, Finish, Queued, Started, Token
+from moeflux.session.handle import RequestOptions
+from moeflux.session.prefixes import PrefixStore
+from moeflux.session.prompt import Conversation
+from moeflux.session.worker import Worker, WorkerOptions
+from session.models import chat_model, readable
+
+PROMPTS = ["The quick brown fox", "He said: ", "Größe", "jumps over the lazy dog " * 9]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = chat_model(tmp_path_factory.mktemp("models") / "model")
+    with moeflux.load(folder, context=512, sequences=3, prefixes="64MB") as engine:
+        yield engine
+
+
+@pytest.fixture
+def worker(engine):
+    with Worker(engine, engine.text) as worker:
+        yield worker
+
+
+def options(n, **more):
+    return RequestOptions(max_tokens=n, **more)
+
+
+def ids_of(handle):
+    return [token.id for token in handle.tokens()]
+
+
+class Held:
+    """Stops the engine's thread in its next step until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.entered, self.go = threading.Event(), threading.Event()
+        run = runtime_forward.forward
+
+        def held(*arguments):
+            self.entered.set()
+            assert self.go.wait(30)
+            return run(*arguments)
+
+        monkeypatch.setattr("moeflux.runtime.engine.forward", held)
+
+
+@cache
+def alone(engine, prompt, n):
+    return [token.id for token in engine.generate(prompt, max_tokens=n)]
+
+
+def test_answers_are_those_computed_alone(engine, worker):
+    """More callers than sequences, from threads of their own."""
+    answers = {}
+
+    def call(i):
+        answers[i] = ids_of(worker.submit(PROMPTS[i % 4], options(4 + i)))
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(10):
+        assert answers[i] == alone(engine, PROMPTS[i % 4], 4 + i)
+
+
+def test_events_come_in_order_and_end_once(engine, worker):
+    seen = []
+    handle = worker.submit(PROMPTS[0], options(3), seen.append)
+    finish = handle.result(30)
+    assert [type(event) for event in seen if not isinstance(event, Token)][:2] == [Queued, Started]
+    assert sum(isinstance(event, (Finish, Failed)) for event in seen) == 1
+    assert seen[-1] is finish
+    assert [event.id for event in seen if isinstance(event, Token)] == alone(engine, PROMPTS[0], 3)
+    assert (finish.reason, finish.usage.completion) == ("length", 3)
+    assert finish.usage.prompt == len(engine.text.tokenizer.encode(PROMPTS[0]))
+    assert finish.timings.prefill <= finish.timings.first <= finish.timings.total
+    handle.cancel()
+    assert seen[-1] is finish
+    with pytest.raises(OptionError, match="callback"):
+        next(handle.events())
+
+
+def test_a_conversation_goes_on_where_it_rests(engine, worker):
+    messages = [{"role": "user", "content": "hello"}]
+    first = worker.submit(Conversation(messages), options(8, sampling={"logit_bias": readable(engine.text)}))
+    text = "".join(token.text for token in first.tokens())
+    held = first.result().usage.prompt + 7
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "and then?"}]
+    second = worker.submit(Conversation(messages), options(5))
+    ids = ids_of(second)
+    assert second.result().usage.cached == held
+    chat = engine.chat()
+    list(chat.ask("hello", max_tokens=8, logit_bias=readable(engine.text)))
+    assert ids == [token.id for token in chat.ask("and then?", max_tokens=5)]
+
+
+def test_conversations_fork(engine, worker):
+    """Both go on from one beginning, and the one that rests loses nothing."""
+    start = list(range(5, 65))
+    worker.submit(start, options(1)).result(30)
+    left, right = [*start, 7, 8], [*start[:50], 9, 10, 11]
+    handles = [worker.submit(ids, options(6)) for ids in (left, right)]
+    for handle, ids in zip(handles, (left, right), strict=True):
+        assert ids_of(handle) == [token.id for token in engine.generate(ids, max_tokens=6)]
+    assert handles[0].result().usage.cached == 60
+
+
+def test_idle_conversations_go_to_the_prefix_store_and_come_back(engine, tmp_path):
+    """Through memory, and from disk after a new start; the same bits each time."""
+    prompt = list(range(3, 83))
+    for known, parallel in ((0, 3), (80, 1)):
+        store = PrefixStore(engine, Limits(64 * 10**6), tmp_path)
+        with Worker(engine, engine.text, store, WorkerOptions(parallel=parallel)) as worker:
+            first = [*prompt, 8] if known else prompt
+            handle = worker.submit(first, options(4))
+            assert ids_of(handle) == [token.id for token in engine.generate(first, max_tokens=4)]
+            assert handle.result().usage.cached == known
+            others = [worker.submit([*range(40 + i, 60), 5], options(2)) for i in range(4)]
+            for other in others:
+                other.result(30)
+            again = worker.submit([*prompt, 9, 9], options(4))
+            assert ids_of(again) == [token.id for token in engine.generate([*prompt, 9, 9], max_tokens=4)]
+            assert again.result().usage.cached >= 80
+        store.flush()
+        store.close()
+
+
+def test_what_the_caller_did_wrong_is_raised_at_once(engine, worker):
+    for prompt, wanted, error in (
+        ([], options(1), InputError),
+        ([99999], options(1), InputError),
+        (list(range(5)) * 200, options(1), InputError),
+        ("x", options(0), InputError),
+        ("x", options(1, sampling={"top_p": 3}), OptionError),
+        ("x", options(1, grammar=Grammar.regex("(")), InputError),
+        (Conversation([{"role": "king", "content": 5}]), options(1), InputError),
+    ):
+        with pytest.raises(error) as raised:
+            worker.submit(prompt, wanted)
+        assert raised.value.fault == "client"
+    with pytest.raises(OptionError, match="deadline"):
+        options(1, deadline_s="soon")
+    assert worker.status.waiting == worker.status.running == 0
+
+
+def test_grammars_with_forced_tokens(engine, worker):
+    grammar = Grammar.schema({"type": "object", "properties": {"a_name": {"enum": ["x"]}}, "required": ["a_name"],
+                              "additionalProperties": False})  # fmt: skip
+    handle = worker.submit(PROMPTS[0], options(99, grammar=grammar))
+    text = "".join(token.text for token in handle.tokens())
+    assert text == "".join(token.text for token in engine.generate(PROMPTS[0], max_tokens=99, grammar=grammar))
+    assert handle.result().reason == "complete"
+
+
+def test_a_full_line_and_places_in_it(engine, monkeypatch):
+    held = Held(monkeypatch)
+    with Worker(engine, engine.text, options=WorkerOptions(parallel=1, max_queue=2)) as worker:
+        running = worker.submit([5], options(1))
+        assert held.entered.wait(30)
+        low, high = worker.submit([6], options(1)), worker.submit([7], options(1, priority=5))
+        assert (running.place, high.place, low.place) == (None, 0, 1)
+        with pytest.raises(OverloadError, match="2 requests") as error:
+            worker.submit([8], options(1))
+        assert error.value.fault == "overload"
+        order = []
+
+        def wait(handle, name):
+            handle.result(30)
+            order.append(name)
+
+        waiters = [threading.Thread(target=wait, args=pair) for pair in ((low, "low"), (high, "high"))]
+        for waiter in waiters:
+            waiter.start()
+        held.go.set()
+        for waiter in waiters:
+            waiter.join()
+        assert order == ["high", "low"]
+
+
+@pytest.mark.parametrize("when", ["waiting", "running"])
+def test_cancelled(engine, monkeypatch, when):
+    held = Held(monkeypatch)
+    with Worker(engine, engine.text, options=WorkerOptions(parallel=1)) as worker:
+        first = worker.submit(PROMPTS[0], options(50))
+        assert held.entered.wait(30)
+        second = worker.submit(PROMPTS[1], options(2))
+        handle = second if when == "waiting" else first
+        handle.cancel()
+        handle.cancel()
+        held.go.set()
+        finish = handle.result(30)
+        assert (finish.reason, finish.usage.completion) == ("cancelled", 0)
+        if when == "running":
+            assert ids_of(second) == alone(engine, PROMPTS[1], 2)
+
+
+def test_deadlines(engine, monkeypatch):
+    held = Held(monkeypatch)
+    with Worker(engine, engine.text, options=WorkerOptions(parallel=1)) as worker:
+        first = worker.submit(PROMPTS[0], options(400, deadline_s=0.05))
+        assert held.entered.wait(30)
+        second = worker.submit(PROMPTS[1], options(2, deadline_s=0.01))
+        threading.Event().wait(0.1)
+        held.go.set()
+        for handle in (first, second):
+            with pytest.raises(DeadlineError) as error:
+                handle.result(30)
+            assert error.value.fault == "overload"
+        assert ids_of(worker.submit(PROMPTS[1], options(2, deadline_s=60))) == alone(engine, PROMPTS[1], 2)
+
+
+@pytest.mark.parametrize("kind", [Queued, Started, Token, Finish])
+def test_a_listener_that_fails_ends_its_own_request(engine, worker, kind, caplog):
+    def broken(event):
+        if isinstance(event, kind):
+            raise ValueError("my own fault")
+
+    if kind is Queued:
+        with pytest.raises(ValueError, match="my own"):
+            worker.submit(PROMPTS[0], options(2), broken)
+    else:
+        handle = worker.submit(PROMPTS[0], options(2), broken)
+        if kind is Finish:
+            assert handle.result(30).reason == "length"
+        else:
+            with pytest.raises(InternalError, match="my own fault"):
+                handle.result(30)
+    assert ids_of(worker.submit(PROMPTS[1], options(2))) == alone(engine, PROMPTS[1], 2)
+    assert (worker.status.running, worker.status.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("drain", [0, 30])
+def test_closing(engine, monkeypatch, drain):
+    held = Held(monkeypatch)
+    worker = Worker(engine, engine.text, options=WorkerOptions(parallel=1))
+    running = worker.submit(PROMPTS[0], options(3))
+    assert held.entered.wait(30)
+    waiting = worker.submit(PROMPTS[1], options(2))
+    closer = threading.Thread(target=worker.close, args=(drain,))
+    closer.start()
+    while worker._closing is None:
+        pass
+    with pytest.raises(ClosedError):
+        worker.submit(PROMPTS[1], options(2))
+    if not drain:
+        while not running_job(worker).cancelled:
+            pass
+    held.go.set()
+    closer.join()
+    with pytest.raises(ClosedError):
+        waiting.result(0)
+    if drain:
+        assert running.result(0).reason == "length"
+    else:
+        with pytest.raises(ClosedError):
+            running.result(0)
+    worker.close()
+
+
+def running_job(worker):
+    return worker._running[0].job
+
+
+def test_figures_of_requests_add_up(engine, worker):
+    before = engine.stats().use
+    handles = [worker.submit(prompt, options(5)) for prompt in PROMPTS]
+    total = sum((handle.result(30).store for handle in handles), start=before)
+    assert worker.status.use.asked == total.asked - before.asked
+    assert (total.asked, total.hits) == (engine.stats().asked, engine.stats().hits)
