@@ -200,3 +200,38 @@ def test_what_could_have_been_a_stop_comes_before_what_follows():
 
 def test_special_tokens_are_not_shown():
     assert joined(split("qwen", "one<|im_start|> two<|im_end|>")[0]) == [("text", "one two")]
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "wanted"),
+    [
+        ("\n", "one\ntwo", [("text", "one")]),
+        ("\n\n", "one\ntwo\n\nthree", [("text", "one\ntwo")]),
+        ("\n", "<think>a\nb</think>\n\none\ntwo", [("reasoning", "a\nb"), ("text", "one")]),
+        ("\n", f"let me see\n{JSON_CALL}", [("text", "let me see")]),
+        (" ", "one two", [("text", "one")]),
+        (".\n", "one.\ntwo", [("text", "one")]),
+    ],
+)
+def test_white_space_stops(stop, text, wanted):
+    parts, stream = split("qwen", text, stops=[stop])
+    assert joined(parts) == wanted
+    assert stream.stopped_by == stop
+
+
+def test_white_space_stops_at_once():
+    """Nothing has to follow: a model that writes nothing but line ends is stopped by the first one."""
+    tokenizer = tiny.byte_level("qwen")
+    stream = TextStream(tokenizer, "\n", Splitter(find_syntax(tokenizer, ""), tokenizer))
+    for token in tokenizer.encode_rendered("one\n"):
+        assert stream.stopped_by is None
+        stream.add(token)
+    assert stream.stopped_by == "\n"
+    assert stream.add(tokenizer.encode_rendered("x")[0]) == ()
+    assert stream.finish() == ()
+
+
+def test_framing_is_no_stop():
+    parts, stream = split("qwen", f"<think>a</think>\n\n{JSON_CALL}\n{JSON_CALL}", stops=["\n"])
+    assert joined(parts) == [("reasoning", "a"), call(), call()]
+    assert stream.stopped_by is None

@@ -40,12 +40,12 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
         raise FormatError(f"not valid JSON: {error}", where=where) from None
     if not isinstance(value, dict):
         raise FormatError(f"expected a JSON object, found {type(value).__name__}", where=where)
-    if _nested_beyond(value, MAX_NESTING):
+    if nested_beyond(value, MAX_NESTING):
         raise FormatError("JSON nested too deeply", where=where)
     return value
 
 
-def _nested_beyond(value: Any, levels: int) -> bool:
+def nested_beyond(value: Any, levels: int) -> bool:
     """What the parser can just hold would be too deep for whoever compares or prints it."""
     level = [value]
     for _ in range(levels):

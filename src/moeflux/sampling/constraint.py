@@ -7,16 +7,19 @@ output is complete.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from reprlib import repr as shown
+from typing import Any, Literal, get_args
 
 import llguidance
 import numpy as np
 
-from moeflux.core.errors import InputError, StateError
+from moeflux.core.errors import InputError, OptionError, StateError
 from moeflux.sampling.choose import Allowed
+from moeflux.sampling.levels import check_levels
 
 # One way to set JSON apart: where white space is free, a model can lose itself in it, and nothing is ever forced.
 JSON_STYLE: llguidance._lib.JsonCompileOptions = {
@@ -24,18 +27,38 @@ JSON_STYLE: llguidance._lib.JsonCompileOptions = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-LIMITS = llguidance.LLParserLimits(verbose_errors=False)  # messages without pages of parser state
+# Ways that the parser follows at once. Each alternative and each optional property is one to four, each open level of a
+# right-recursive rule one: thousands are legitimate. A token then costs up to 0.2 s, and memory stays in the megabytes.
+ROW_ITEMS, STEP_ITEMS = 50_000, 500_000
+LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=ROW_ITEMS,
+    step_max_items=STEP_ITEMS,
+    verbose_errors=False,  # messages without pages of parser state
+)
+_OVER_LIMIT = re.compile(r"max is|limit|too many|too complex|too large|fuel|panic", re.IGNORECASE)
+PROBED = 8  # choices; where a grammar is too much at all, it shows within them
+Kind = Literal["schema", "regex", "lark"]
+NAMES: Mapping[Kind, str] = {"schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
 
 
 @dataclass(frozen=True)
 class Grammar:
-    kind: Literal["schema", "regex", "lark"]
+    kind: Kind
     text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise OptionError(f"{shown(self.kind)} is none of {', '.join(get_args(Kind))}", where="option 'grammar'")
+        if not isinstance(self.text, str):
+            raise InputError(f"a {NAMES[self.kind]} is a text, not {shown(self.text)}")
 
     @classmethod
     def schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
         """Of a JSON schema, as an object or as JSON text."""
-        return cls("schema", schema if isinstance(schema, str) else json.dumps(schema))
+        try:
+            return cls("schema", schema if isinstance(schema, str) else json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"this JSON schema cannot be used: it is not JSON: {shown(str(error))}") from error
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
@@ -76,17 +99,37 @@ class Vocabulary:
         self._tokenizer = llguidance.LLTokenizer(tokenizer, eos_token=sorted(ends))
 
     def constrain(self, grammar: Grammar) -> Constraint:
+        """A grammar that nothing can fit, or that is too much to follow, is refused here and not in mid-answer."""
+        if not isinstance(grammar, Grammar):
+            hint = "give Grammar.schema(…), Grammar.regex(…) or Grammar.lark(…)"
+            raise OptionError(f"{shown(grammar)} does not say what it is", where="option 'grammar'", hint=hint)
+        check_levels(grammar.kind, grammar.text)
         compiled = grammar.compile()
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(compiled, self._tokenizer)
+        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(compiled, self._tokenizer, limits=LIMITS)
         if failed:
             raise _refused(grammar, "; ".join(messages))
         matcher = llguidance.LLMatcher(self._tokenizer, compiled, log_level=0, limits=LIMITS)
-        constraint = Constraint(matcher, self._tokenizer.vocab_size)
         try:
+            constraint = Constraint(matcher, self._tokenizer.vocab_size)
             constraint.allowed()
         except StateError as error:
             raise _refused(grammar, "nothing fits it") from error
+        except InputError as error:
+            raise _refused(grammar, error.what) from error
+        self._probe(grammar, matcher.deep_copy())
         return constraint
+
+    def _probe(self, grammar: Grammar, matcher: llguidance.LLMatcher) -> None:
+        """A few choices ahead: what is forced without end never ends, and what is too much mostly begins with it."""
+        probe = Constraint(matcher, self._tokenizer.vocab_size)
+        for _ in range(PROBED):
+            if probe.finished:
+                return
+            forced = probe.forced()
+            try:
+                probe.advance(forced or [int(np.argmax(probe.allowed()))])
+            except (StateError, InputError) as error:
+                raise _refused(grammar, "what it forces never ends" if forced else error.what) from error
 
 
 class Constraint:
@@ -121,8 +164,17 @@ class Constraint:
         self._check()
 
     def _check(self) -> None:
-        if self._matcher.is_error():
-            raise StateError(f"the constraint cannot go on: {self._matcher.get_error()}")
+        if not self._matcher.is_error():
+            return
+        why = re.split("<non-verbose|<backtrace", self._matcher.get_error())[0].strip()
+        if _OVER_LIMIT.search(why):
+            raise InputError(
+                f"the constraint is too much to follow: {why}",
+                where="option 'grammar'",
+                hint=f"the parser follows up to {ROW_ITEMS} ways at once: use fewer alternatives, optional properties or "
+                "levels, or smaller repetitions in patterns",
+            )
+        raise StateError(f"the constraint cannot go on: {why}")
 
 
 @dataclass(frozen=True)
@@ -162,5 +214,4 @@ class _Tokens:
 
 
 def _refused(grammar: Grammar, why: str) -> InputError:
-    names = {"schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
-    return InputError(f"this {names[grammar.kind]} cannot be used: {why}")
+    return InputError(f"this {NAMES[grammar.kind]} cannot be used: {why}", where="option 'grammar'")

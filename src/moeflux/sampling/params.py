@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from reprlib import repr as shown
 from typing import Any
 
 from moeflux.core.errors import OptionError
@@ -43,9 +43,19 @@ class SamplingParams:
             _check_whole("seed", self.seed, 2**64 - 1)
         if self.logprobs is not None:
             _check_whole("logprobs", self.logprobs, MOST_LOGPROBS)
+        if not isinstance(self.logit_bias, Mapping):
+            raise OptionError(f"{shown(self.logit_bias)} is not a mapping of token ids", where="option 'logit_bias'")
         for token, bias in self.logit_bias.items():
             _check_whole("logit_bias", token, 2**31)
             _check_number("logit_bias", bias, -MOST_BIAS, MOST_BIAS)
+
+    def changed(self, **changes: Any) -> SamplingParams:
+        """With other values for some of them, named as a client names them."""
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise OptionError("there is no such way to sample", where=f"option {name!r}", hint=", ".join(known))
+        return replace(self, **changes)
 
     @property
     def greedy(self) -> bool:
@@ -53,12 +63,12 @@ class SamplingParams:
 
 
 def _check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not low <= value <= high or (open_low and value == low):
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high  # NaN is in no range
+    if not good or (open_low and value == low):
         span = f"above {low}, at most {high}" if open_low else f"{low} to {high}"
-        raise OptionError(f"{value!r} is not a value for it", where=f"option {name!r}", hint=span)
+        raise OptionError(f"{shown(value)} is not a value for it", where=f"option {name!r}", hint=span)
 
 
 def _check_whole(name: str, value: Any, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= high:
-        raise OptionError(f"{value!r} is not a whole number from 0 to {high}", where=f"option {name!r}")
+        raise OptionError(f"{shown(value)} is not a whole number from 0 to {high}", where=f"option {name!r}")

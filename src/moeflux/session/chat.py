@@ -20,6 +20,7 @@ from moeflux.session.prompt import Conversation, Messages, PreparedPrompt, Trans
 from moeflux.session.session import Session
 from moeflux.session.writer import Request
 from moeflux.text.chat import Tools
+from moeflux.text.messages import read_messages, write_answer
 from moeflux.text.regions import Part, Text
 from moeflux.text.stops import read_stops
 from moeflux.text.tools import CallEnd, ToolCall
@@ -80,9 +81,7 @@ class Answer(Iterator[Token]):
 
     def message(self) -> dict[str, Any]:
         """As templates take it."""
-        calls = [{"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in self.calls]
-        thought = {"reasoning_content": self.reasoning} if self.reasoning else {}
-        return {"role": "assistant", "content": self.text, **thought, **({"tool_calls": calls} if calls else {})}
+        return write_answer(self.text, self.reasoning, self.calls)
 
     def _close(self) -> None:
         if self._closed or self.finish is None:
@@ -145,7 +144,7 @@ class Chat:
         if self._answer is not None:
             self._answer.end()
         n_before = len(self.messages)
-        self.messages += [dict(message) for message in messages]
+        self.messages += read_messages(messages)
         try:
             system = [{"role": "system", "content": self.system}] if self.system else []
             wanted = Conversation.of([*system, *self.messages], tools or self._tools, self._thinking)

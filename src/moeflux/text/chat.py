@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from moeflux.core.errors import MissingTensorError
+from moeflux.core.errors import MissingTensorError, MoefluxError
+from moeflux.text.messages import Arguments, read_messages, read_tools
+from moeflux.text.plain_data import PlainReader
 from moeflux.text.regions import Splitter, Syntax, find_syntax
 from moeflux.text.template import ChatTemplate, Message
 from moeflux.text.tokenizer import Tokenizer
@@ -59,9 +62,31 @@ class ChatFormat:
         return cls(tokenizer, template)
 
     def prompt(self, messages: Sequence[Message], tools: Tools | None = None, **variables: Any) -> Prompt:
-        assistant = [message.get("role") == "assistant" for message in messages]
-        marked = [_mark(m, self._said if said else self._control) for m, said in zip(messages, assistant, strict=True)]
-        return Prompt(self.template.render(marked, tools=_mark(tools, self._control), **variables))
+        """Messages and tools as clients send them: see `text/messages`."""
+        read = [self._with_content(message) for message in read_messages(messages)]
+        reader = PlainReader()
+        more = {name: reader.value(value, f"template variable {name!r}") for name, value in variables.items()}
+        marked = [_mark(m, self._said if m["role"] == "assistant" else self._control) for m in read]
+        return Prompt(
+            self.template.render(marked, tools=_mark(read_tools(tools), self._control), **_mark(more, self._control))
+        )
+
+    def _with_content(self, message: dict[str, Any]) -> dict[str, Any]:
+        return message if message["content"] else {**message, "content": self._silence if "tool_calls" in message else ""}
+
+    @cached_property
+    def _silence(self) -> str | None:
+        """The content of a message that only calls tools: some templates fail at None, some show calls only where it is."""
+        call = {"id": "0", "type": "function", "function": {"name": "probed", "arguments": Arguments({}, "{}")}}
+        for content in ("", None):
+            said = {"role": "assistant", "content": content, "tool_calls": [call]}
+            asked: list[Message] = [{"role": "user", "content": "?"}, said]
+            try:
+                if "probed" in self.template.render(asked):
+                    return content
+            except MoefluxError:
+                continue
+        return ""
 
     def encode(self, prompt: Prompt) -> list[int]:
         ids: list[int] = []
@@ -73,7 +98,7 @@ class ChatFormat:
     def splitter(self, prompt: Prompt, tools: Tools | None = None) -> Splitter:
         """For the answer to this prompt."""
         reasoning = self.syntax.opens_reasoning(prompt.text)
-        return Splitter(self.syntax, self.tokenizer, reasoning=reasoning, schemas=schemas_of(tools))
+        return Splitter(self.syntax, self.tokenizer, reasoning=reasoning, schemas=schemas_of(read_tools(tools)))
 
 
 def _any_of(words: Set[str]) -> re.Pattern[str]:
@@ -85,6 +110,10 @@ def _mark(value: Any, control: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         bare = value.replace(OPEN, "").replace(CLOSE, "")
         return control.sub(f"{OPEN}\\g<0>{CLOSE}", bare)
+    if isinstance(value, Arguments):
+        return Arguments(
+            {_mark(key, control): _mark(item, control) for key, item in value.items()}, _mark(str(value), control)
+        )
     if isinstance(value, Mapping):
-        return {key: _mark(item, control) for key, item in value.items()}
+        return {_mark(key, control): _mark(item, control) for key, item in value.items()}
     return [_mark(item, control) for item in value] if isinstance(value, (list, tuple)) else value

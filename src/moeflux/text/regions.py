@@ -2,16 +2,18 @@
 
 Where a marker is a token of its own, only that token is the marker: text that merely spells it stays text. Where it is not,
 its spelling is looked for, and what could be the beginning of one waits. White space between a region and a marker frames
-the region and is not part of it.
+the region and is not part of it. Stop sequences are looked for in what the model writes for the reader, white space in front
+of a marker included: there is no knowing yet that a marker will come.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from moeflux.text.stops import held_back
+from moeflux.text.stops import Stops
 from moeflux.text.tokenizer import Tokenizer
 from moeflux.text.tools import CallPart, CallReader, HeadedCall, Schemas, Style, TaggedCall
 
@@ -75,6 +77,14 @@ def find_syntax(tokenizer: Tokenizer, template: str) -> Syntax:
     return Syntax(think)
 
 
+_MEANT: Mapping[str, tuple[Role, ...]] = {  # markers that mean something, by region
+    "text": ("think", "section", "call"),
+    "reasoning": ("answer",),
+    "section": ("call", "section_end"),
+    "call": ("separator", "call_end"),
+}
+
+
 class Splitter:
     """Feed it tokens' texts in order, and markers that came as tokens; it gives parts as they become certain."""
 
@@ -85,37 +95,42 @@ class Splitter:
         self._syntax, self._schemas = syntax, schemas or {}
         added = tokenizer.added
         self.tokens: Mapping[int, Role] = {added[text]: role for role, text in syntax.markers.items() if text in added}
-        self._spelled = {text: role for role, text in syntax.markers.items() if text not in added}
+        spelled = {text: role for role, text in syntax.markers.items() if text not in added}
+        self._spelled = {region: _Spelled(spelled, roles) for region, roles in _MEANT.items()}
         self._region: Region | Literal["section", "call"] = "reasoning" if reasoning else "text"
         self._framed = reasoning  # white space that comes now is framing
         self._held = ""  # could become a marker
-        self._space = ""  # could turn out to be framing
+        self._space: list[str] = []  # could turn out to be framing
         self._call: CallReader | None = None
         self._n_calls = 0
+        self._stops = Stops()
 
     @property
     def reasoning(self) -> bool:
         """Whether what comes now is reasoning."""
         return self._region == "reasoning"
 
+    def watch(self, stops: Stops) -> None:
+        """After one of them was found in text for the reader, nothing more comes."""
+        self._stops = stops
+
     def turn_off(self) -> None:
         """From now on everything is text, whatever it spells."""
-        self.tokens, self._spelled = {}, {}
+        self.tokens, self._spelled = {}, {region: _Spelled({}, ()) for region in _MEANT}
 
     def add(self, text: str) -> Iterator[Part]:
-        text, self._held = self._held + text, ""
-        while text:
-            wanted = self._wanted()
-            found = [(at, marker) for marker in wanted if (at := text.find(marker)) >= 0]
-            if not found:
-                n = held_back(text, tuple(wanted))
-                text, self._held = text[: len(text) - n], text[len(text) - n :]
-                yield from self._put(text)
+        text, self._held, at = self._held + text, "", 0
+        while at < len(text) and self._stops.found is None:
+            spelled = self._spelled[self._region]
+            found = spelled.search(text, at)
+            if found is None:
+                n = spelled.held_back(text[at:])
+                self._held = text[len(text) - n :]
+                yield from self._put(text[at : len(text) - n])
                 return
-            at, marker = min(found)
-            yield from self._put(text[:at])
-            yield from self._turn(wanted[marker], marker)
-            text = text[at + len(marker) :]
+            yield from self._put(text[at : found.start()])
+            yield from self._turn(spelled.roles[found[0]], found[0])
+            at = found.end()
 
     def mark(self, token: int) -> Iterator[Part]:
         """A token that is a marker came."""
@@ -128,19 +143,9 @@ class Splitter:
         yield from self._flush()
         if self._call is not None:
             yield from self._end_call(closed=False, marker="")
-        elif self._region in ("text", "reasoning"):
-            yield from self._give(self._space)
-        self._space = ""
-
-    def _wanted(self) -> dict[str, Role]:
-        """Spelled markers that mean something here."""
-        roles: dict[str, tuple[Role, ...]] = {
-            "text": ("think", "section", "call"),
-            "reasoning": ("answer",),
-            "section": ("call", "section_end"),
-            "call": ("separator", "call_end"),
-        }
-        return {text: role for text, role in self._spelled.items() if role in roles[self._region]}
+        yield from self._frame(self._stops.finish())
+        yield from self._give("".join(self._space))
+        self._space.clear()
 
     def _flush(self) -> Iterator[Part]:
         held, self._held = self._held, ""
@@ -156,11 +161,16 @@ class Splitter:
             if not text:
                 return
             self._framed = False
-            body = text.rstrip()
-            if body:
-                yield from self._give(self._space + body)
-                self._space = ""
-            self._space += text[len(body) :]
+            yield from self._frame(self._stops.add(text) if self._region == "text" else text)
+
+    def _frame(self, text: str) -> Iterator[Part]:
+        """White space waits until it is known whether something follows."""
+        body = text.rstrip()
+        if body:
+            yield from self._give("".join(self._space) + body)
+            self._space.clear()
+        if len(body) < len(text):
+            self._space.append(text[len(body) :])
 
     def _give(self, text: str) -> Iterator[Part]:
         if text:
@@ -168,11 +178,15 @@ class Splitter:
 
     def _turn(self, role: Role, marker: str) -> Iterator[Part]:
         if role == "separator" and isinstance(self._call, HeadedCall):
-            yield from self._call.separate()
+            yield from self._call.separate(marker)
             return
+        if self._region == "text":  # a region is over, and with it what could have been a stop
+            yield from self._frame(self._stops.finish())
         if self._call is not None:
             yield from self._end_call(closed=role == "call_end", marker=marker)
-        self._space = ""
+        if self._stops.found is not None:
+            return
+        self._space.clear()
         self._framed = True
         match role:
             case "think":
@@ -196,9 +210,28 @@ class Splitter:
         call, self._call = self._call, None
         assert call is not None
         parts = list(call.finish(closed))
+        self._region = "text"
         if parts:
             self._n_calls += 1
             yield from parts
         else:
-            yield Text(self._syntax.markers["call"] + call.text + (marker if closed else ""))
-        self._region = "text"
+            written = self._syntax.markers["call"] + call.text + (marker if closed else "")
+            yield from self._give(self._stops.add(written))
+            yield from self._give(self._stops.finish())
+
+
+class _Spelled:
+    """Markers that are no tokens, where they mean something."""
+
+    def __init__(self, markers: Mapping[str, Role], meant: tuple[Role, ...]) -> None:
+        self.roles = {text: role for text, role in markers.items() if role in meant}
+        self._any = re.compile("|".join(map(re.escape, self.roles)) or "(?!)")
+        self._most = max(map(len, self.roles), default=1) - 1
+
+    def search(self, text: str, at: int) -> re.Match[str] | None:
+        return self._any.search(text, at) if self.roles else None
+
+    def held_back(self, text: str) -> int:
+        """How many characters at the end of `text` could be the beginning of a marker."""
+        most = min(len(text), self._most)
+        return next((n for n in range(most, 0, -1) if any(word.startswith(text[-n:]) for word in self.roles)), 0)

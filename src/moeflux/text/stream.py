@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from moeflux.text.detokenize import Detokenizer
 from moeflux.text.regions import Part, Splitter, Text
@@ -16,11 +16,15 @@ class TextStream:
     Stop sequences are looked for in text for the reader only; after one was found, nothing more comes out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), splitter: Splitter | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: str | Sequence[str] | None = (), splitter: Splitter | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = Stops(stops)
         self._splitter = splitter
+        if splitter is not None:
+            splitter.watch(self._stops)
 
     @property
     def stopped_by(self) -> str | None:
@@ -32,19 +36,16 @@ class TextStream:
 
     def add(self, token: int) -> tuple[Part, ...]:
         """What became certain with this token."""
-        return tuple(self._checked(self._read(token)))
+        return tuple(self._read(token)) if self.stopped_by is None else ()
 
     def finish(self) -> tuple[Part, ...]:
         """What was held back."""
-        parts = list(self._checked(self._rest()))
-        if left := self._stops.finish():
-            parts.append(Text(left))
-        return tuple(parts)
+        return tuple(self._rest())
 
     def _read(self, token: int) -> Iterator[Part]:
         splitter = self._splitter
         if splitter is None:
-            yield from _as_text(self._detokenizer.add(token))
+            yield from _as_text(self._stops.add(self._detokenizer.add(token)))
         elif token in splitter.tokens or token in self._tokenizer.special:
             yield from splitter.add(self._detokenizer.finish())
             if token in splitter.tokens:
@@ -55,20 +56,10 @@ class TextStream:
     def _rest(self) -> Iterator[Part]:
         left = self._detokenizer.finish()
         if self._splitter is None:
-            yield from _as_text(left)
+            yield from _as_text(self._stops.add(left) + self._stops.finish())
         else:
             yield from self._splitter.add(left)
             yield from self._splitter.finish()
-
-    def _checked(self, parts: Iterable[Part]) -> Iterator[Part]:
-        for part in parts:
-            if self.stopped_by is not None:
-                return
-            if not isinstance(part, Text) or part.region != "text":
-                yield from _as_text(self._stops.finish())  # a region is over, and with it what could have been a stop
-                yield part
-            else:
-                yield from _as_text(self._stops.add(part.text))
 
 
 def _as_text(text: str) -> Iterator[Part]:

@@ -21,11 +21,11 @@ from jinja2.utils import Namespace
 
 from moeflux.core.errors import FormatError, InputError, ReadError
 from moeflux.core.json_file import read_json
+from moeflux.text.messages import REASONING, Arguments
 from moeflux.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names under which a message's thoughts come
 MAX_BYTES = 2**20
 
 
@@ -182,5 +182,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own would escape what HTML needs escaped."""
+    """jinja2's own would escape what HTML needs escaped. Arguments that came as text come out as they came."""
+    if isinstance(value, Arguments) and not (ensure_ascii or indent or separators or sort_keys):
+        return str(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

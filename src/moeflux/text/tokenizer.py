@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 from tokenizers import decoders
 
+from moeflux.core.characters import check_characters
 from moeflux.core.errors import FormatError, MissingTensorError
 from moeflux.core.json_file import read_json
 
@@ -41,15 +42,15 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """A document."""
-        ids = list(self._tokenizer.encode(text).ids)
+        ids = list(self._tokenizer.encode(check_characters(text, "text")).ids)
         bos = self.named_id("bos_token") if self.config.get("add_bos_token") is True else None
         return [bos, *ids] if bos is not None and ids[:1] != [bos] else ids
 
     def encode_rendered(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(check_characters(text, "text"), add_special_tokens=False).ids)
 
     def encode_plain(self, text: str) -> list[int]:
-        inner = self._tokenizer
+        inner, text = self._tokenizer, check_characters(text, "text")
         normal = inner.normalizer.normalize_str(text) if inner.normalizer else text
         pieces = inner.pre_tokenizer.pre_tokenize_str(normal) if inner.pre_tokenizer else [(normal, None)]
         return [token.id for piece, _ in pieces for token in inner.model.tokenize(piece)]

@@ -6,14 +6,17 @@ arguments (DeepSeek, Kimi). Arguments always come out as JSON text; of one call,
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from moeflux.core.characters import is_unicode
+from moeflux.text.heads import HeadScanner, read_fenced, read_tagged
 from moeflux.text.json_scan import JsonScanner
+from moeflux.text.json_value import read_value, write_value
+from moeflux.text.parameters import read_parameters
 
 Style = Literal["tagged", "deepseek", "kimi"]
 Schemas = Mapping[str, Mapping[str, Any]]  # parameters of a tool, by its name
@@ -58,22 +61,23 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Schemas:
 
 
 class CallReader(ABC):
-    """One call. `feed` takes what the model writes; `finish` says what it was, or None where it was no call at all."""
+    """One call. `feed` takes what the model writes; `finish` says what it was, or nothing where it was no call at all."""
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._text = ""  # all of it
+        self._written: list[str] = []  # all of it
+        self._arguments: list[str] = []
         self._name: str | None = None
-        self._arguments = ""
         self._id: str | None = None
 
     @property
     def text(self) -> str:
-        return self._text
+        return "".join(self._written)
 
     def feed(self, text: str) -> Iterator[CallPart]:
-        self._text += text
-        yield from self._read(text)
+        if text:
+            self._written.append(text)
+            yield from self._read(text)
 
     @abstractmethod
     def _read(self, text: str) -> Iterator[CallPart]: ...
@@ -83,8 +87,8 @@ class CallReader(ABC):
         if self._name is not None:
             if closed and not self._arguments:
                 yield from self._add("{}")
-            complete = closed and _is_object(self._arguments)
-            yield CallEnd(self._index, ToolCall(self._name, self._arguments, complete, self._id))
+            arguments = "".join(self._arguments)
+            yield CallEnd(self._index, ToolCall(self._name, arguments, closed and _is_object(arguments), self._id))
 
     def _start(self, name: str) -> Iterator[CallPart]:
         self._name = name
@@ -92,128 +96,102 @@ class CallReader(ABC):
 
     def _add(self, text: str) -> Iterator[CallPart]:
         if text:
-            self._arguments += text
+            self._arguments.append(text)
             yield CallDelta(self._index, text)
+
+    def _add_json(self, text: str, scanner: JsonScanner) -> Iterator[CallPart]:
+        if not self._arguments:
+            text = text.lstrip()
+        if not scanner.done:
+            yield from self._add(text[: scanner.take(text)])
 
 
 class HeadedCall(CallReader):
     """DeepSeek's and Kimi's: a head, a separator token, then JSON; DeepSeek-V3 puts name and a code fence between."""
 
-    _FENCED = re.compile(r"\s*([^\n]*?)\s*\n\s*```(?:json)?\s*(?=[{\[])")
-
     def __init__(self, index: int, style: Style) -> None:
         super().__init__(index)
         self._style = style
-        self._scanner: JsonScanner | None = None
-        self._pending = ""
+        self._json = JsonScanner()
+        self._head: HeadScanner | None = None
+        self._separated = False
 
-    def separate(self) -> Iterator[CallPart]:
-        """The token between head and body came."""
-        head, self._pending = self._text.strip(), ""
+    def separate(self, marker: str) -> Iterator[CallPart]:
+        """The token between head and body came. A second one is part of what is written."""
+        if self._separated:
+            yield from self.feed(marker)
+            return
+        self._separated = True
+        head = self.text.strip()
+        self._written.append(marker)
         if self._style == "kimi":
             self._id = head
-            yield from self._start(re.sub(r"^functions\.|:\d+$", "", head))
-        elif head != "function":
+            head = re.sub(r"^functions\.|:\d+$", "", head)
+        elif head == "function":
+            self._head = HeadScanner(read_fenced)
+            return
+        if head:
             yield from self._start(head)
-        self._scanner = JsonScanner()
 
     def _read(self, text: str) -> Iterator[CallPart]:
-        if self._scanner is None:
-            return
-        self._pending += text
-        if self._name is None:
-            found = self._FENCED.match(self._pending)
-            if found is None:
-                return
-            self._pending = self._pending[found.end() :]
-            yield from self._start(found[1])
-        text, self._pending = self._pending, ""
-        if not self._arguments:
-            text = text.lstrip()
-        yield from self._add(text[: self._scanner.take(text)])
+        if self._head is not None and not self._head.done:
+            text = text[self._head.take(text) :]
+            if self._head.head is not None:
+                yield from self._start(self._head.head.name)
+        if self._separated and self._name is not None:
+            yield from self._add_json(text, self._json)
 
 
 class TaggedCall(CallReader):
     """Qwen's, between <tool_call> tags: JSON or XML, whichever it begins with."""
 
-    _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{])')
-    _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
-    _PARAMETER = re.compile(
-        r"<parameter=([^>\n]+)>\n?(.*?)\n?(?:</parameter>(?=\s*(?:<parameter=|</function>|$))|(?=<parameter=|</function>|$))",
-        re.DOTALL,
-    )
-
     def __init__(self, index: int, schemas: Schemas) -> None:
         super().__init__(index)
         self._schemas = schemas
-        self._scanner: JsonScanner | None = None
-        self._body_at = 0  # where XML parameters begin
+        self._json = JsonScanner()
+        self._head = HeadScanner(read_tagged)
+        self._body: list[str] = []  # of XML
 
     def _read(self, text: str) -> Iterator[CallPart]:
-        if self._scanner is not None:
-            yield from self._add(text[: self._scanner.take(text)])
-        elif self._name is not None:
+        if not self._head.done:
+            text = text[self._head.take(text) :]
+            if (head := self._head.head) is not None:
+                yield from self._start(head.name)
+                text = text.removeprefix(">") if head.body == "xml" else text
+        if self._head.head is None:
             return
-        elif found := self._HEAD.match(self._text):
-            self._scanner = JsonScanner()
-            yield from self._start(json.loads(found[1], strict=False))
-            rest = self._text[found.end() :]
-            yield from self._add(rest[: self._scanner.take(rest)])
-        elif found := self._FUNCTION.match(self._text):
-            self._body_at = found.end()
-            yield from self._start(found[1].strip())
+        if self._head.head.body == "json":
+            yield from self._add_json(text, self._json)
+        else:
+            self._body.append(text)
 
     def finish(self, closed: bool) -> Iterator[CallPart]:
-        if self._name is None:
+        head = self._head.head
+        if head is None:
             yield from self._whole()
-        elif self._scanner is None:
-            body = self._text[self._body_at :]
+        elif head.body == "xml":
+            body = "".join(self._body)
             if not closed:  # a value that was cut off is no value
                 body = body[: body.rfind("</parameter>") + len("</parameter>")] if "</parameter>" in body else ""
-            yield from self._add(self._parameters(body))
+            properties = self._schemas.get(head.name, {}).get("properties")
+            yield from self._add(write_value(read_parameters(body, properties)))
         yield from super().finish(closed)
 
     def _whole(self) -> Iterator[CallPart]:
         """JSON with its members in another order."""
         try:
-            value = json.loads(self._text)
+            value = read_value(self.text)
             name, arguments = value["name"], value.get("arguments", value.get("parameters", {}))
         except (ValueError, TypeError, KeyError):
             return
-        if isinstance(name, str):
-            yield from self._start(name)
-            yield from self._add(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
-
-    def _parameters(self, body: str) -> str:
-        assert self._name is not None
-        properties = self._schemas.get(self._name, {}).get("properties", {})
-        values = {
-            name.strip(): typed_value(text, properties.get(name.strip())) for name, text in self._PARAMETER.findall(body)
-        }
-        return json.dumps(values, ensure_ascii=False)
-
-
-def typed_value(text: str, schema: Any) -> Any:
-    """What a parameter written as bare text stands for: a string, unless its schema says otherwise and the text agrees."""
-    kinds = schema.get("type", ()) if isinstance(schema, Mapping) else "string"
-    if kinds == "string" or (isinstance(schema, Mapping) and _has_strings(schema.get("enum"))):
-        return text
-    word = text.strip()
-    if word.lower() in ("true", "false", "null", "none"):
-        word = {"none": "null"}.get(word.lower(), word.lower())
-    try:
-        value = json.loads(word)
-    except ValueError:
-        return text
-    return text if "string" in kinds and not isinstance(value, (dict, list)) and value is not None else value
-
-
-def _has_strings(enum: Any) -> bool:
-    return isinstance(enum, list) and any(isinstance(item, str) for item in enum)
+        if isinstance(name, str) and name.strip() and is_unicode(name):
+            yield from self._start(name.strip())
+            written = arguments if isinstance(arguments, str) else write_value(arguments)
+            yield from self._add(written if is_unicode(written) else write_value(written))
 
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(read_value(text), dict)
     except ValueError:
         return False
