@@ -146,7 +146,7 @@ def test_wrong_arguments():
     with pytest.raises(InputError, match="n_slots"):
         Residency(1, 1, 0, 0)
     for layer, expert in ((1, 0), (-1, 0), (0, 4), (0, -1)):
-        with pytest.raises(InputError, match="layer|expert"):
+        with pytest.raises(InputError, match=r"layer|expert"):
             Residency(1, 4, 1, 0).access(layer, [expert])
-        with pytest.raises(InputError, match="layer|expert"):
+        with pytest.raises(InputError, match=r"layer|expert"):
             Residency(1, 4, 1, 0).hint(layer, [expert])

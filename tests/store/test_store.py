@@ -123,9 +123,9 @@ def test_what_is_not_there_is_refused(tmp_path):
     experts = make_experts(tmp_path, first_layer=1)
     with experts.open(n_slots=2) as store:
         for layer, expert in ((0, 0), (4, 0), (-1, 0), (1, 6), (1, -1)):
-            with pytest.raises(InputError, match="layer|expert"):
+            with pytest.raises(InputError, match=r"layer|expert"):
                 store.acquire(layer, [expert])
-            with pytest.raises(InputError, match="layer|expert"):
+            with pytest.raises(InputError, match=r"layer|expert"):
                 store.hint(layer, [expert])
         with store.acquire(1, []) as lease:
             assert lease.next() == []

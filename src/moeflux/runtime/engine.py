@@ -123,8 +123,8 @@ class Engine:
     def forward(self, *segments: Segment, cancel: CancelFlag | None = None) -> list[F32 | None]:
         """Run a batch. Per segment: the logits that it wants.
 
-        `cancel` may be set by any thread and is heard within a layer: CancelledError, and the sequences must be restored, as after
-        any failure. Where another thread closes the engine meanwhile, ClosedError.
+        `cancel` may be set by any thread and is heard within a layer: CancelledError, and the sequences must be restored,
+        as after any failure. Where another thread closes the engine meanwhile, ClosedError.
         """
 
         def work() -> list[F32 | None]:
@@ -205,8 +205,8 @@ class Engine:
     def close(self) -> None:
         """Lets every file and weight go. Closing twice is fine.
 
-        A forward of another thread hears it within a layer and ends with ClosedError, which is waited for. In a child of fork()
-        nothing is waited for: the threads are the parent's.
+        A forward of another thread hears it within a layer and ends with ClosedError, which is waited for. In a child of
+        fork() nothing is waited for: the threads are the parent's.
         """
         model = self._model
         if model is None or not self._gate.here:
