@@ -21,7 +21,7 @@ NAME = "qwen3_5_moe_vl_fused-4bit-f32"
 WAYS = {
     "resident": {"backend": "native"},
     "streaming": {"backend": "native", "slots": 4},
-    "python readers": {"backend": "native", "slots": 4, "reader": "python"},
+    "python-readers": {"backend": "native", "slots": 4, "reader": "python"},
     "numpy": {"backend": "numpy", "slots": 4},
 }
 

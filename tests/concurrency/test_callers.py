@@ -83,7 +83,7 @@ def test_closing_while_others_run(mlx, options):
 
 
 def test_closing_ends_a_wait_for_the_drive(mlx, monkeypatch):
-    engine = moeflux.load(mlx(NAME), **WAYS["python readers"])
+    engine = moeflux.load(mlx(NAME), **WAYS["python-readers"])
     sequence = engine.sequence()
     with stuck_drive(monkeypatch) as waiting:
         outcome = []

@@ -92,7 +92,7 @@ def test_block_by_block_it_is_heard_in_the_layer(engine):
 @pytest.mark.parametrize("n", [1, 40], ids=["step", "prompt"])
 @pytest.mark.parametrize("trace", [None, Trace()], ids=["at once", "block by block"])
 def test_it_ends_a_wait_for_the_drive(mlx, monkeypatch, n, trace):
-    with moeflux.load(mlx(NAME), **WAYS["python readers"]) as engine:
+    with moeflux.load(mlx(NAME), **WAYS["python-readers"]) as engine:
         flag, sequence, outcome = CancelFlag(), engine.sequence(), []
 
         def use():
@@ -117,7 +117,7 @@ def test_it_ends_a_wait_for_the_drive(mlx, monkeypatch, n, trace):
 @pytest.mark.parametrize("n", [1, 40], ids=["step", "prompt"])
 @pytest.mark.parametrize("trace", [None, Trace()], ids=["at once", "block by block"])
 def test_a_signal_ends_a_wait_for_the_drive(mlx, monkeypatch, alarm, n, trace):
-    with moeflux.load(mlx(NAME), **WAYS["python readers"]) as engine:
+    with moeflux.load(mlx(NAME), **WAYS["python-readers"]) as engine:
         with stuck_drive(monkeypatch) as waiting:
             alarm(0.05)
             with pytest.raises(KeyboardInterrupt):

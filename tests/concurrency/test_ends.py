@@ -11,7 +11,7 @@ import pytest
 
 from concurrency.callers import NAME, WAYS
 
-TIMES = 5  # each; what goes wrong here does so only most of the time
+TIMES = 2  # what goes wrong here does so only most of the time
 
 EXIT = """
 import sys, threading
@@ -107,14 +107,13 @@ def script(mlx, way):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_exit_while_threads_are_inside(script, threads):
-    for _ in range(TIMES if threads == 1 else 2):
+    for _ in range(TIMES):
         done = script(EXIT, threads=threads)
         assert (done.returncode, done.stderr) == (3, "")
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-@pytest.mark.parametrize("close", ["engine.close()", "pass"], ids=["closed", "left open"])
+@pytest.mark.parametrize(("threads", "close"), [(0, "engine.close()"), (2, "pass")], ids=["closed", "left open"])
 def test_fork(script, threads, close):
     """A child is told to load its own, at once, and leaves without waiting for its parent's threads."""
-    done = script(FORK, threads=threads, close=close, native=NATIVE, times=3)
+    done = script(FORK, threads=threads, close=close, native=NATIVE, times=TIMES)
     assert (done.returncode, done.stderr) == (0, "")
