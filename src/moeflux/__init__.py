@@ -20,6 +20,7 @@ from moeflux.core.errors import (
     WriteError,
 )
 from moeflux.runtime.batch import Segment
+from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.trace import Trace
 from moeflux.sampling.constraint import Grammar
 from moeflux.session.entry import Limits
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",
+    "CancelFlag",
     "CancelledError",
     "ClosedError",
     "ConfigError",

@@ -238,8 +238,8 @@ class Engine:
     def close(self) -> None:
         """Lets every file and weight go. Closing twice is fine.
 
-        A forward of another thread hears it within a layer and ends with ClosedError, which is waited for. In a child of fork()
-        nothing is waited for: the threads are the parent's.
+        A forward of another thread hears it within a layer and ends with ClosedError, which is waited for. In a child of
+        fork() nothing is waited for: the threads are the parent's.
         """
         model = self._model
         if model is None or not self._gate.here:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Gate:
-    """Threads wait for each other here. A run that is begun from inside of another one is refused: it would wait for itself."""
+    """Threads wait for each other here. A run begun from inside of another one is refused: it would wait for itself."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -59,7 +59,7 @@ class Gate:
                 self._finish()
 
     def close(self, interrupt: Callable[[], None], let_go: Callable[[], None]) -> None:
-        """No run begins from now on; `interrupt` makes the one that is running end soon; when it has, `let_go` is called once.
+        """No run begins from now on; `interrupt` makes the one that is running end soon; then `let_go` is called, once.
 
         Waits for that, unless it is called from inside of the run itself.
         """

@@ -9,8 +9,8 @@ from moeflux.core.errors import CancelledError
 class CancelFlag:
     """Given to `Engine.forward`; heard between layers, between parts of a layer and while experts are waited for.
 
-    The forward then ends with CancelledError, and its sequences must be restored, as after any failure. The flag stays set until
-    it is cleared.
+    The forward then ends with CancelledError, and its sequences must be restored, as after any failure. The flag stays
+    set until it is cleared.
     """
 
     __slots__ = ("native",)
