@@ -20,7 +20,7 @@ from moeflux.cli.inspect import inspect
 from moeflux.cli.plan import plan
 from moeflux.cli.streams import OutputError, drop_output, prepare_streams
 from moeflux.cli.synth import synth
-from moeflux.cli.terminal import note
+from moeflux.cli.terminal import note, visible
 from moeflux.core.errors import MoefluxError
 
 app = typer.Typer(
@@ -40,6 +40,11 @@ app.command()(synth)
 app.add_typer(bench.app, name="bench")
 
 
+class _Shown(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), sys.stderr)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"moeflux {moeflux.__version__} (native: {available_isas()[0]})")
@@ -52,7 +57,9 @@ def _options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more on stderr.")] = False,
 ) -> None:
     if verbose:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Shown("%(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def main() -> None:

@@ -76,6 +76,7 @@ class EngineConfig:
             if getattr(self, name) != default:
                 raise OptionError(f"not available: {reason}", where=f"option {name!r}", hint=f"use the {other} backend")
         _check_count("threads", self.threads, "threads", 1024)
+        _check_count("ring", self.ring, "dispatches", 1024, least=0)
         _check_count("context", self.context, "tokens", 2**31)
         _check_count("slots", self.slots, "experts", 2**31)
         _check_count("sequences", self.sequences, "sequences", 4096)
@@ -110,6 +111,6 @@ def _parse(name: str, value: int | str) -> int:
         raise
 
 
-def _check_count(name: str, value: int | None, of: str, most: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
-        raise OptionError(f"{value!r} is not a number of {of}", where=f"option {name!r}", hint=f"1 to {most}")
+def _check_count(name: str, value: int | None, of: str, most: int, least: int = 1) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most):
+        raise OptionError(f"{value!r} is not a number of {of}", where=f"option {name!r}", hint=f"{least} to {most}")
