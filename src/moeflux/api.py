@@ -87,7 +87,7 @@ def load(
     The others never change a result: `hints` (how later layers' experts are foreseen), `policy` (which expert makes room),
     `reader`, `slots` (experts in memory at most, where that shall be fewer than the budget holds), `scales` (of all experts:
     "kept" in memory so that less is read, or "streamed"), `ring` (expert dispatches in flight, where a backend runs layer by
-    layer).
+    layer: the native one does not, and refuses it).
     """
     folder = demo_model() if path is None else Path(path)
     options = (hints, policy, reader, slots, scales, ring, kv, sequences, prefixes, k, bits)

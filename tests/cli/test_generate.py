@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cli.test_cli import moeflux
+from moeflux.cli.generate import _model_and_prompt
 from moeflux.cli.talk import closing
 from moeflux.session.events import Finish, Timings, Usage
 from moeflux.store.stats import StoreStats
@@ -135,7 +137,7 @@ def test_reasoning_is_not_the_answer(model):
         (["--temperature", "0", "--top-k", "5"], ["top_k", "temperature 0"]),
         (["--logprobs", "3"], ["--json"]),
         (["--thinking"], ["--chat"]),
-        (["--stop", " "], ["stop sequence"]),
+        (["--stop", ""], ["stop sequence"]),
         (["--context", "1"], ["context", "2 tokens"]),
     ],
     ids=lambda value: " ".join(value),
@@ -172,9 +174,23 @@ class TestDemo:
             == with_demo(model, "generate", "Hello", "-n", 5).stdout
         )
 
-    def test_paths_are_models(self, model):
-        result = with_demo(model, "generate", "/nowhere", stdin="x")
-        assert (result.returncode, "no such file" in result.stderr) == (1, True)
+    @pytest.mark.parametrize("word", ["/nowhere", "./nowhere", "~/modles/x", "modles/x", ".", "/no where"])
+    def test_what_looks_like_a_path_is_a_model(self, model, word):
+        """A folder that was mistyped must not become a text for the demo model."""
+        result = with_demo(model, "generate", word, stdin="x")
+        assert (result.returncode, result.stdout) == (1, "")
+        assert word == "." or ("no such file" in result.stderr and "moeflux generate - <" in result.stderr)
+
+    @pytest.mark.parametrize("words", ["and / or", "no/path at all", "a" * 5000, "Hello"])
+    def test_anything_else_is_a_text(self, words):
+        assert _model_and_prompt(words, None) == (None, words)
+
+    def test_a_folder_that_is_there_is_a_model(self, tmp_path, monkeypatch):
+        (tmp_path / "model").mkdir()
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "stdin", None)
+        assert _model_and_prompt("model", None) == (Path("model"), None)
+        assert _model_and_prompt("model", "text") == (Path("model"), "text")
 
     def test_where_there_is_none(self, tmp_path):
         for command in ("generate", "chat"):

@@ -28,7 +28,7 @@ def test_checkpoints_of_a_conversation_are_planned():
     state = inspect_model(demo_model()).sizes.state_per_sequence
     assert state > 0
     with (
-        opened(None, "auto", 1, None, None, "auto", None, 2) as kept,
-        opened(None, "auto", 1, None, None, "auto", None) as one,
+        opened(None, {"threads": 1}, 2) as kept,
+        opened(None, {"threads": 1}) as one,
     ):
         assert kept.plan.memory.state == one.plan.memory.state + 2 * state

@@ -35,6 +35,12 @@ REFUSED = [
     {"threads": True},
     {"isa": "mmx"},
     {"kv": "int4"},
+    {"ring": 1},
+    {"ring": 2, "backend": "native"},
+    {"ring": -1},
+    {"ring": -1, "backend": "numpy"},
+    {"ring": 1.5, "backend": "numpy"},
+    {"ring": True, "backend": "numpy"},
 ]
 
 

@@ -16,7 +16,8 @@ from moeflux.cli.bench_prefix import prefix
 from moeflux.cli.bench_replay import replay
 from moeflux.cli.bench_speed import decode, prefill
 from moeflux.cli.options import Isa, Model, Repeats, Threads
-from moeflux.cli.tables import pair, print_notes, print_table
+from moeflux.cli.tables import pair, print_table
+from moeflux.cli.terminal import note
 from moeflux.core.config import EngineConfig
 from moeflux.core.units import format_bytes
 
@@ -25,7 +26,10 @@ app = typer.Typer(help="Measure speed, beside the machine's limits measured in t
 
 @app.command()
 def ops(
-    threads: Threads = None, isa: Isa = "auto", tokens: Annotated[int, typer.Option(min=1)] = 1, repeats: Repeats = 7
+    threads: Threads = None,
+    isa: Isa = "auto",
+    tokens: Annotated[int, typer.Option(min=1, max=65536, help="Per call.")] = 1,
+    repeats: Repeats = 7,
 ) -> None:
     """Kernels at the shapes of Qwen3.5-35B-A3B, weights streamed from memory."""
     n = EngineConfig(Path(), threads=threads, isa=isa).n_threads
@@ -35,7 +39,7 @@ def ops(
          pair(r["gmac_s"], ".0f"), pair(r["share_of_multiply"], ".0%"))
         for r in rows
     ]  # fmt: skip
-    print_notes(f"{n} threads, {tokens} token{'s' if tokens > 1 else ''} per call; best / median of {repeats}")
+    note(f"{n} threads, {tokens} token{'s' if tokens > 1 else ''} per call; best / median of {repeats}")
     print_table(("kernel", "shape", "GB/s", "read GB/s", "of read", "GMAC/s", "of int8 rate"), table)
     print(json.dumps({"bench": "ops", "rows": rows}))
 
@@ -49,7 +53,7 @@ def io(
     """The drive's ceiling with the model's own experts, cold, past and through the page cache."""
     report = bench_io(model, repeats, seconds)
     records = f"{report.reads_per_expert} reads of {format_bytes(report.expert_bytes)} in all per expert"
-    print_notes(f"io: {report.model_type}, random experts, {records}; best / median of {repeats}", *report.notes)
+    note(f"io: {report.model_type}, random experts, {records}; best / median of {repeats}", *report.notes)
     rows = [row.as_dict() for row in report.rows]
     table = [
         ("O_DIRECT" if r["direct"] else "buffered", str(r["n_readers"]), pair(r["gb_s"], ".2f"),

@@ -10,10 +10,11 @@ import typer
 from moeflux.api import Engine
 from moeflux.bench.batch import SIZES, bench_batch
 from moeflux.bench.room import make_room
-from moeflux.cli.bench_speed import Routing, Share, Slots
+from moeflux.cli.bench_speed import Routing, Share, Slots, check_routing
 from moeflux.cli.options import Model, Ram, Threads
 from moeflux.cli.progress import byte_bar
-from moeflux.cli.tables import pair, print_notes, print_table
+from moeflux.cli.tables import pair, print_table
+from moeflux.cli.terminal import note
 from moeflux.core.config import EngineConfig
 from moeflux.core.units import format_bytes
 
@@ -33,11 +34,12 @@ def batch(
 ) -> None:
     """Decode speed of several sequences at once, and what a token costs the drive."""
     sizes = tuple(size or SIZES)
+    check_routing(routing)
     config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=context + tokens, sequences=max(sizes))
     room = make_room(config, share)
     with byte_bar("loading") as progress, Engine(room.config, progress) as engine:
         plan = engine.plan
-        print_notes(*engine.notes, f"{plan.n_slots} of {plan.n_experts} experts in memory; best / median of {repeats}")
+        note(*engine.notes, f"{plan.n_slots} of {plan.n_experts} experts in memory; best / median of {repeats}")
         rows = [row.as_dict() for row in bench_batch(engine, sizes, tokens, context, repeats, routing, together)]
         about = {
             "model_type": engine.spec.model_type,

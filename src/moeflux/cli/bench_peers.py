@@ -16,9 +16,10 @@ from moeflux.bench.cap import ReadAhead
 from moeflux.bench.llama import peer_version
 from moeflux.bench.peer_models import SHAPES, Models
 from moeflux.bench.peers import bench_peers
-from moeflux.cli.options import Threads, read_option
+from moeflux.cli.options import Threads, path_of, read_option
 from moeflux.cli.progress import byte_bar
-from moeflux.cli.tables import pair, print_notes, print_table
+from moeflux.cli.tables import pair, print_table
+from moeflux.cli.terminal import note
 from moeflux.core.config import EngineConfig
 from moeflux.core.units import format_bytes, parse_bytes
 
@@ -31,10 +32,14 @@ def peers(
     decode: Annotated[int, typer.Option(min=1, help="Tokens per decode measurement.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; each loads both models and measures three times.")] = 3,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Keep both models here and use them again; else a temporary folder.")
+        Path | None,
+        typer.Option("--dir", parser=path_of, help="Keep both models here and use them again; else a temporary folder."),
     ] = None,
     peer_python: Annotated[
-        Path, typer.Option(help="Python that has llama-cpp-python; the running one by default.", show_default=False)
+        Path,
+        typer.Option(
+            parser=path_of, help="Python that has llama-cpp-python; the running one by default.", show_default=False
+        ),
     ] = Path(sys.executable),
     cap: Annotated[
         str | None, typer.Option(help="Decode with so much memory each, page cache included, like 9.5GB (control groups).")
@@ -52,17 +57,15 @@ def peers(
     with temporary as place:
         models = Models.of(shape, layers, Path(place))
         todo = f"about {format_bytes(models.missing)} to write" if models.missing else "both models are there"
-        print_notes(f"{place}: {todo}; 4.5 bits per weight for both")
+        note(f"{place}: {todo}; 4.5 bits per weight for both")
         with byte_bar("writing") as progress:
             models.write(progress)
         with ReadAhead(models.theirs, read_ahead) as ahead:
-            print_notes(*([ahead.warning] if limit and ahead.warning else []))
-            report = bench_peers(models, peer_python, n, tokens, decode, repeats, print_notes, limit)
+            note(*([ahead.warning] if limit and ahead.warning else []))
+            report = bench_peers(models, peer_python, n, tokens, decode, repeats, note, limit)
             kib = ahead.kib
     capped = f"{format_bytes(limit)} of memory each, cold, read-ahead {kib} KiB; " if limit else ""
-    print_notes(
-        f"{shape}, {models.layers} layers, {n} threads, head in 4 bits for both; {capped}tokens per second, best / median"
-    )
+    note(f"{shape}, {models.layers} layers, {n} threads, head in 4 bits for both; {capped}tokens per second, best / median")
     rows = [row.as_dict() for row in report.rows]
     table = [
         (r["kind"], pair(r["ours_tok_s"], ".2f"), pair(r["llama_cpp_tok_s"], ".2f"), pair(r["ratio"], ".2f"))
@@ -72,7 +75,7 @@ def peers(
         ours, theirs = map(format_bytes, report.read.values())
         table.append(("read per token", ours, theirs, ""))
     print_table(("", "moeflux", "llama.cpp", "ratio"), table)
-    print_notes(*report.warnings)
+    note(*report.warnings)
     about = {"shape": shape, "layers": models.layers, "threads": n, "tokens": tokens, "decode": decode, "rounds": repeats}
     about |= {"cap": limit, "read_ahead_kib": kib, "read_per_token": dict(report.read)} if limit else {}
     versions = {"moeflux": moeflux.__version__, "llama_cpp_python": version["version"], "system": version["system"]}

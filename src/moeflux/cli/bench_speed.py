@@ -10,12 +10,14 @@ import typer
 
 from moeflux.api import Engine
 from moeflux.bench.room import MemoryUse, make_room
+from moeflux.bench.routing import TokenStream
 from moeflux.bench.speed import WARM_UP, SpeedRow, bench_decode, bench_prefill
 from moeflux.bench.streaming import Streaming
-from moeflux.cli.options import Isa, Model, Ram, Repeats, Threads, Trace
+from moeflux.cli.options import Isa, Model, Ram, Repeats, Threads, Trace, check_output
 from moeflux.cli.progress import byte_bar
-from moeflux.cli.tables import pair, percent, print_notes, print_table
-from moeflux.cli.tracing import check_trace, tracing
+from moeflux.cli.tables import pair, percent, print_table
+from moeflux.cli.terminal import note
+from moeflux.cli.tracing import tracing
 from moeflux.core.config import EngineConfig
 from moeflux.core.units import format_bytes
 
@@ -49,12 +51,13 @@ def decode(
     trace: Trace = None,
 ) -> None:
     """Decode speed, token by token; cold where experts are streamed."""
-    check_trace(trace)
+    check_output("trace", trace)
+    check_routing(routing)
     n = context + max(WARM_UP, tokens) + tokens * repeats
     kept = {"ram": ram, "slots": slots, "hints": hints, "policy": policy, "reader": reader, "scales": scales}
     room = make_room(_config(model, context=n, threads=threads, isa=isa, **kept), share)
     with byte_bar("loading") as progress, Engine(room.config, progress) as engine:
-        print_notes(*engine.notes)
+        note(*engine.notes)
         with tracing(engine, trace) as recorder:
             row = bench_decode(engine, tokens, context, repeats, routing=routing, recorder=recorder, room=room)
     _report(row, repeats)
@@ -75,12 +78,18 @@ def prefill(
     repeats: Repeats = 5,
 ) -> None:
     """Prefill speed of a whole prompt; cold where experts are streamed."""
+    check_routing(routing)
     kept = {"ram": ram, "slots": slots, "policy": policy, "reader": reader, "scales": scales}
     room = make_room(_config(model, context=tokens, threads=threads, isa=isa, **kept), share)
     with byte_bar("loading") as progress, Engine(room.config, progress) as engine:
-        print_notes(*engine.notes)
+        note(*engine.notes)
         row = bench_prefill(engine, tokens, repeats, routing=routing, room=room)
     _report(row, repeats)
+
+
+def check_routing(routing: str) -> None:
+    """Before anything is loaded."""
+    TokenStream(routing, 1)
 
 
 def _config(model: Path, **options: Any) -> EngineConfig:
@@ -89,11 +98,9 @@ def _config(model: Path, **options: Any) -> EngineConfig:
 
 def _report(row: SpeedRow, repeats: int) -> None:
     d = row.as_dict()
-    print_notes(
-        f"{row.kind}: {row.model_type}, {row.layers} layers, {row.threads} threads, {row.isa}; best / median of {repeats}"
-    )
+    note(f"{row.kind}: {row.model_type}, {row.layers} layers, {row.threads} threads, {row.isa}; best / median of {repeats}")
     if row.streaming:
-        print_notes(_how_cold(row.streaming))
+        note(_how_cold(row.streaming))
     lines = [("tokens per second", pair(d["tok_s"], ".2f"))]
     lines += _streamed(row, row.streaming) if row.streaming else []
     lines += _touched(d) if row.kind == "decode" else []  # of a prompt, weights are used for many tokens at a time

@@ -13,12 +13,14 @@ import typer
 
 from moeflux.api import Engine
 from moeflux.cli import options as o
-from moeflux.cli.generate import show
 from moeflux.cli.progress import PromptBar
-from moeflux.cli.talk import closing, colours, interrupts, opened, say
-from moeflux.core.errors import MoefluxError
+from moeflux.cli.streams import check_text, read_line, stdin_is_terminal
+from moeflux.cli.talk import closing, follow, opened
+from moeflux.cli.terminal import colours, say
+from moeflux.core.errors import InputError, MoefluxError
 from moeflux.core.units import format_bytes
 from moeflux.session.chat import CHECKPOINTS, Answer, Chat
+from moeflux.session.demo import demo_model
 from moeflux.session.events import Finish
 
 HELP = """\
@@ -34,7 +36,7 @@ Ctrl-C stops an answer."""
 
 
 def chat(
-    model: Annotated[Path | None, typer.Argument(help="Model folder; left out: the demo model.")] = None,
+    model: o.ModelOrDemo = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", min=1, help="Of one answer.")] = None,
     system: o.System = None,
     thinking: o.Thinking = None,
@@ -59,24 +61,27 @@ def chat(
     slots: o.Slots = None,
 ) -> None:
     """Talk with a model; without one, with the one that comes with moeflux. /help says what else you can type."""
-    wanted: dict[str, Any] = {
-        "max_tokens": max_tokens, "stop": stop or (), "grammar": o.read_grammar(schema, regex, grammar),
-        **o.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-                  presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed),
-    }  # fmt: skip
-    with opened(model, backend, threads, ram, context, isa, slots, CHECKPOINTS) as engine:
+    arguments = locals()
+    wanted, loading = o.asked(arguments), o.engine_options(arguments)
+    o.check_answer(demo_model() if model is None else model, wanted, loading, system)
+    if sys.stdin is None:
+        raise InputError("is closed: there is nobody to talk with", where="stdin")
+    with opened(model, loading, CHECKPOINTS) as engine:
         talk = _Talk(engine, engine.chat(system=system, thinking=thinking), wanted, as_json)
-        if sys.stdin.isatty():
+        if stdin_is_terminal():
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 (gives input() line editing and history)
             say("/help lists commands")
         talk.run()
+    if talk.failures and not stdin_is_terminal():
+        raise typer.Exit(1)
 
 
 class _Talk:
     def __init__(self, engine: Engine, chat: Chat, wanted: dict[str, Any], as_json: bool) -> None:
         self._engine, self._chat, self._wanted, self._as_json = engine, chat, wanted, as_json
         self._last: Finish | None = None
+        self.failures = 0  # questions that got no answer
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: say(HELP),
             "reset": self._reset,
@@ -93,12 +98,14 @@ class _Talk:
             try:
                 self._take(message)
             except MoefluxError as error:
+                self.failures += not _is_command(message)
                 say(f"error: {error}")
             except KeyboardInterrupt:
                 say("stopped")
 
     def _take(self, message: str) -> None:
-        if message.startswith("/") and not message.startswith("//"):
+        check_text(message, "stdin")
+        if _is_command(message):
             name, _, rest = message[1:].partition(" ")
             command = self._commands.get(name)
             if command is None:
@@ -111,14 +118,11 @@ class _Talk:
     def _ask(self, message: str) -> None:
         bar = PromptBar()
         answer = self._chat.ask(message, progress=bar.callback, **self._wanted)
-        with interrupts(answer.cancel):
-            for token in answer:
-                if not self._as_json:
-                    show(token)
-        bar.close()
+        follow(answer, bar, self._as_json)
         assert answer.finish is not None
         self._last = answer.finish
-        print(json.dumps(_report(answer)) if self._as_json else "", flush=True)
+        if self._as_json:
+            print(json.dumps(_report(answer)), flush=True)
         say(closing(answer.finish, self._engine.plan.drive_bytes_s))
 
     def _reset(self, _: str) -> None:
@@ -150,6 +154,10 @@ class _Talk:
             say(f"last answer: {closing(self._last, plan.drive_bytes_s)}")
 
 
+def _is_command(message: str) -> bool:
+    return message.startswith("/") and not message.startswith("//")
+
+
 def read_message() -> str | None:
     """What a person typed; None at the end. Ctrl-C drops what was typed so far."""
     try:
@@ -171,8 +179,8 @@ def read_message() -> str | None:
 
 def _line(prompt: str) -> str:
     """The prompt goes where a person sees it, and never into a pipe."""
-    if not sys.stdin.isatty():
-        return input()
+    if not stdin_is_terminal():
+        return read_line()
     if sys.stdout.isatty():
         return input(f"\001\x1b[1m\002{prompt}\001\x1b[0m\002" if colours(sys.stdout) else prompt)
     print(prompt, end="", file=sys.stderr, flush=True)

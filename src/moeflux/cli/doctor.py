@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from moeflux.cli.options import path_of
+from moeflux.cli.tables import print_table
 from moeflux.core.errors import ReadError
 from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import has_weights
@@ -19,23 +20,21 @@ from moeflux.runtime.doctor import Diagnosis, diagnose
 
 def doctor(
     path: Annotated[
-        Path, typer.Argument(help="Model whose drive is measured with its experts, or a folder to write a test file in.")
+        Path,
+        typer.Argument(
+            parser=path_of, help="Model whose drive is measured with its experts, or a folder to write a test file in."
+        ),
     ] = Path("."),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Look at this machine: a second or two. Without a model, a file of 256 MiB is written, read and removed."""
-    if not path.is_dir():
-        raise ReadError("no such folder", where=str(path))
+    if not os.path.isdir(path):
+        raise ReadError("is a file, not a folder" if os.path.exists(path) else "no such folder", where=str(path))
     diagnosis = diagnose(path, is_model=has_weights(path))
     if as_json:
         print(json.dumps(diagnosis.as_dict(), indent=2))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for row in _rows(diagnosis):
-        table.add_row(*row)
-    console = Console(highlight=False)
-    console.width = max(console.width, 120)
-    console.print(table)
+    print_table(("", "", ""), _rows(diagnosis))
 
 
 def _rows(d: Diagnosis) -> Iterator[tuple[str, str, str]]:

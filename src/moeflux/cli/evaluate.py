@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from moeflux.api import load
 from moeflux.cli import options as o
-from moeflux.cli.talk import opening, say
+from moeflux.cli.progress import token_bar
+from moeflux.cli.tables import print_table
+from moeflux.cli.talk import opening
+from moeflux.cli.terminal import say
+from moeflux.core.config import EngineConfig
+from moeflux.formats.checkpoint import Checkpoint, read_config
+from moeflux.models.registry import read_spec
+from moeflux.runtime.lossy import check_bits, fewer_experts
 from moeflux.session.demo import demo_model
 from moeflux.session.evaluate import Score, evaluate
 
 
 def eval_text(
-    text: Annotated[Path, typer.Option(help="File with the text, in UTF-8.")],
-    model: Annotated[Path | None, typer.Argument(help="Model folder; left out: the demo model.")] = None,
+    text: Annotated[Path, typer.Option(parser=o.path_of, help="File with the text, in UTF-8.")],
+    model: o.ModelOrDemo = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Only so many tokens of it.")] = None,
     k: Annotated[int | None, typer.Option(min=1, help="Lossy: fewer experts per token than the model's own.")] = None,
     bits: Annotated[int | None, typer.Option(min=1, help="Lossy: experts requantised to so many bits. Slow.")] = None,
@@ -34,19 +37,30 @@ def eval_text(
 ) -> None:
     """Show nats per token and bits per character of a text. Lossy options are measured beside the model as it is."""
     folder = demo_model() if model is None else model
+    loading, lossy = o.engine_options(locals()), o.given(k=k, bits=bits)
+    _check(EngineConfig(folder, **loading, **lossy))
     words = o.read_text(text)
-    lossy = o.given(k=k, bits=bits)
     scores: dict[str, Score] = {}
     for name, options in {"as it is": {}, **({_label(lossy): lossy} if lossy else {})}.items():
-        with load(folder, backend=backend, threads=threads, ram=ram, context=context, isa=isa, **options) as engine:
-            for note in (*engine.notes, opening(str(folder), engine)):
-                say(note)
-            with _bar(name) as progress:
+        with load(folder, **loading, **options) as engine:
+            for line in (*engine.notes, opening(str(folder), engine)):
+                say(line)
+            with token_bar(name) as progress:
                 scores[name] = evaluate(engine, engine.text.tokenizer, words, tokens, progress)
     if as_json:
         print(json.dumps(_report(scores)))
         return
     _print(scores)
+
+
+def _check(config: EngineConfig) -> None:
+    """What the lossy run would refuse is refused before the whole text was run without loss."""
+    spec = fewer_experts(read_spec(read_config(config.model)), config.k)
+    checkpoint = Checkpoint(config.model, spec.names)
+    try:
+        check_bits(config.bits, spec, checkpoint)
+    finally:
+        checkpoint.close()
 
 
 def _label(lossy: dict[str, int]) -> str:
@@ -64,32 +78,12 @@ def _report(scores: dict[str, Score]) -> dict[str, Any]:
 
 
 def _print(scores: dict[str, Score]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "nats/token", "perplexity", "bits/character", "loss in bits/character", "tokens", "characters"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    headings = ("", "nats/token", "perplexity", "bits/character", "loss in bits/character", "tokens", "characters")
     default = next(iter(scores.values()))
+    rows = []
     for name, score in scores.items():
         loss = score.bits_per_character - default.bits_per_character
         shown = "" if score is default else f"{loss:+.4f}"
         numbers = (f"{score.nats_per_token:.4f}", f"{score.perplexity:.3f}", f"{score.bits_per_character:.4f}")
-        table.add_row(name, *numbers, shown, f"{score.n_tokens:,}", f"{score.n_characters:,}")
-    console = Console(highlight=False)
-    console.width = max(console.width, 120)
-    console.print(table)
-
-
-class _bar:
-    """Tokens done, where a person is watching."""
-
-    def __init__(self, title: str) -> None:
-        columns = (TextColumn(title), BarColumn(), TextColumn("{task.completed}/{task.total} tokens"), TimeRemainingColumn())
-        hidden = not sys.stderr.isatty()
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)
-        self._task = self._bar.add_task(title, total=None)
-
-    def __enter__(self) -> Any:
-        self._bar.start()
-        return lambda done, total: self._bar.update(self._task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        rows.append((name, *numbers, shown, f"{score.n_tokens:,}", f"{score.n_characters:,}"))
+    print_table(headings, rows, numbers=True)

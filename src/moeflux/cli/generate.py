@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,14 +13,15 @@ import typer
 from moeflux.api import Engine
 from moeflux.cli import options as o
 from moeflux.cli.progress import PromptBar
-from moeflux.cli.talk import closing, dim, interrupts, opened, say
-from moeflux.cli.tracing import check_trace, tracing
-from moeflux.core.errors import OptionError
+from moeflux.cli.streams import check_text, read_stdin, stdin_is_terminal
+from moeflux.cli.talk import closing, follow, opened
+from moeflux.cli.terminal import say
+from moeflux.cli.tracing import tracing
+from moeflux.core.errors import OptionError, ReadError
 from moeflux.session.chat import Answer
+from moeflux.session.demo import demo_model
 from moeflux.session.events import Token
 from moeflux.session.generate import Generation
-from moeflux.text.regions import Text
-from moeflux.text.tools import CallEnd
 
 DEMO_PROMPT = "Once upon a time"
 
@@ -53,22 +55,25 @@ def generate(
     slots: o.Slots = None,
     trace: o.Trace = None,
 ) -> None:
-    """Continue a text. Without a model, with the one that comes with moeflux."""
+    """Continue a text. Without a model, with the one that comes with moeflux.
+
+    One argument alone is a model folder if it begins with / ~ or ., if it is one word with a / in it, or if there is
+    something of that name. Anything else is a text for the demo model.
+    """
+    arguments = locals()
     if logprobs is not None and not as_json:
         raise OptionError("shows in JSON only", where="option '--logprobs'", hint="add --json")
-    if thinking is not None and not (chat or system):
+    if thinking is not None and not (chat or system is not None):
         raise OptionError("needs the chat template", where="option '--thinking'", hint="add --chat")
-    check_trace(trace)
-    folder, text = _model_and_prompt(model, prompt)
-    wanted: dict[str, Any] = {
-        "max_tokens": max_tokens, "stop": stop or (), "grammar": o.read_grammar(schema, regex, grammar),
-        **o.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-                  presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed, logprobs=logprobs),
-    }  # fmt: skip
-    with opened(folder, backend, threads, ram, context, isa, slots) as engine, tracing(engine, trace):
+    wanted, loading = o.asked(arguments), o.engine_options(arguments)
+    o.check_output("trace", trace)
+    folder, words = _model_and_prompt(model, prompt)
+    o.check_answer(demo_model() if folder is None else folder, wanted, loading, system)
+    text = _read_prompt(words, folder is None)
+    with opened(folder, loading) as engine, tracing(engine, trace):
         bar = PromptBar()
-        lead = text if prompt is model is None and text == DEMO_PROMPT else ""  # nobody has seen it yet
-        if chat or system:
+        lead = text if prompt is model is None and text == DEMO_PROMPT and not as_json else ""  # nobody has seen it yet
+        if chat or system is not None:
             asked = engine.chat(system=system, thinking=thinking)
             stream: Generation | Answer = asked.ask(text, progress=bar.callback, **wanted)
         else:
@@ -78,34 +83,18 @@ def generate(
 
 def _run(engine: Engine, stream: Generation | Answer, as_json: bool, bar: PromptBar, lead: str) -> None:
     """`lead`: shown before the first token, when no bar is on its line any more."""
-    tokens: list[Token] = []
-    with interrupts(stream.cancel):
-        for token in stream:
-            if lead and not tokens and not as_json:
-                bar.close()
-                print(lead, end="")
-            tokens.append(token)
-            if not as_json:
-                show(token)
-    bar.close()
+    try:
+        tokens = follow(stream, bar, as_json, lead)
+    except KeyboardInterrupt:
+        say("stopped at once")
+        raise typer.Exit(130) from None
     finish = stream.finish
     assert finish is not None
-    print(json.dumps(_report(engine, stream, tokens)) if as_json else "")
+    if as_json:
+        print(json.dumps(_report(engine, stream, tokens)), flush=True)
     say(closing(finish, engine.plan.drive_bytes_s))
     if finish.reason == "cancelled":
         raise typer.Exit(130)
-
-
-def show(token: Token) -> None:
-    """The answer to stdout; reasoning and tool calls are not the answer."""
-    for part in token.parts:
-        match part:
-            case Text(text, "reasoning"):
-                print(dim(text), end="", file=sys.stderr, flush=True)
-            case Text(text):
-                print(text, end="", flush=True)
-            case CallEnd(_, call):
-                say(f"\ncalls {call.name}({call.arguments})")
 
 
 def _report(engine: Engine, stream: Generation | Answer, tokens: list[Token]) -> dict[str, Any]:
@@ -125,19 +114,29 @@ def _report(engine: Engine, stream: Generation | Answer, tokens: list[Token]) ->
     return report
 
 
-def _model_and_prompt(model: str | None, prompt: str | None) -> tuple[Path | None, str]:
-    """One argument alone is a model where it looks like one, else a prompt for the demo model."""
+def _model_and_prompt(model: str | None, prompt: str | None) -> tuple[Path | None, str | None]:
+    """One argument alone is a model where it looks like one, else a prompt for the demo model. No prompt: it is on stdin."""
     if prompt is None and model is not None and not _is_path(model):
         model, prompt = None, model
-    if prompt is None and sys.stdin.isatty() and model is not None:
+    if model == "":
+        raise OptionError("is empty", where="argument MODEL", hint="name a folder, or leave it out for the demo model")
+    if prompt is None and model is not None and not os.path.exists(model):
+        hint = "is it a text for the demo model? Then give it on stdin: moeflux generate - < FILE"
+        raise ReadError("no such file or folder", where=model, hint=hint)
+    if prompt is None and model is not None and stdin_is_terminal():
         raise OptionError("there is no text to continue", where="argument PROMPT", hint="give a text, or - for stdin")
-    text = prompt
-    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
-        text = sys.stdin.read()
-    if model is None and prompt is None and not text:
-        return None, DEMO_PROMPT
-    return None if model is None else Path(model), text or ""
+    return None if model is None else Path(model), prompt
 
 
 def _is_path(word: str) -> bool:
-    return word.startswith(("/", "./", "../", "~")) or Path(word).exists()
+    """Rather once too often: a folder that was mistyped must not become a text for another model."""
+    one_word = len(word.split()) == 1
+    return word.startswith(("/", "~", ".")) or ("/" in word and one_word) or os.path.exists(word)
+
+
+def _read_prompt(prompt: str | None, demo: bool) -> str:
+    if prompt is not None and prompt != "-":
+        return check_text(prompt, "argument PROMPT")
+    nothing = prompt is None and demo and (sys.stdin is None or stdin_is_terminal())
+    text = "" if nothing else read_stdin()
+    return DEMO_PROMPT if prompt is None and demo and not text else text

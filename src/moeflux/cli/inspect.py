@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from moeflux.cli.options import ModelOrConfig
+from moeflux.cli.tables import print_table
+from moeflux.cli.terminal import note
 from moeflux.core.units import format_bytes, format_count
 from moeflux.runtime.inspect import Report, inspect_model
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="Model folder, or a config.json.")],
+    model: ModelOrConfig,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Show a model's family, shapes and bytes. Loads no weights; works from a bare config.json too."""
@@ -25,8 +24,7 @@ def inspect(
     if as_json:
         print(json.dumps(asdict(report), indent=2))
         return
-    for note in report.notes:
-        print(note, file=sys.stderr)
+    note(*report.notes)
     _print(report)
 
 
@@ -49,7 +47,4 @@ def _print(report: Report) -> None:
         ("state per token", format_bytes(sizes.state_per_token), "in bf16; twice that with kv=f32"),
         ("state per sequence", format_bytes(sizes.state_per_sequence), "f32, whatever the length"),
     ]
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+    print_table(("", "", ""), rows)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from moeflux.cli.streams import MOST_CHARACTERS, check_length, check_text
+from moeflux.core.config import EngineConfig
 from moeflux.core.errors import InputError, OptionError, ReadError
-from moeflux.sampling.constraint import Grammar
+from moeflux.formats.checkpoint import read_config
+from moeflux.models.registry import read_spec
+from moeflux.sampling.constraint import Grammar, Vocabulary
+from moeflux.session.model_text import ModelText
+from moeflux.text.stops import Stops
+
+
+def path_of(text: str) -> Path:
+    """An empty string is no path, though it would stand for the folder that the shell is in."""
+    if not str(text):
+        raise typer.BadParameter("is empty")
+    return Path(text)
 
 
 def _in(panel: str, *names: str, **settings: Any) -> Any:
@@ -19,17 +33,24 @@ def _in(panel: str, *names: str, **settings: Any) -> Any:
 
 _ENGINE, _SAMPLING, _OUTPUT = "Engine", "Sampling", "Output that must fit"
 _OWN = "default: the model's own"
+MOST = 2**31  # of anything that is counted
 
 Backend = Annotated[str, _in(_ENGINE, help="auto, native or numpy.")]
 Isa = Annotated[str, _in(_ENGINE, help="auto, avx512_vnni, avx2 or generic.")]
 Ram = Annotated[str | None, _in(_ENGINE, help="Ceiling for the memory of the process, like 8GiB; default: what is free.")]
 Context = Annotated[int | None, _in(_ENGINE, min=1, help="Longest sequence, in tokens; default: 8192, or the model's own.")]
-Slots = Annotated[int | None, _in(_ENGINE, min=1, help="Experts in memory at most; default: as many as the budget holds.")]
-Threads = Annotated[int | None, _in(_ENGINE, min=1, help="Threads; all cores by default.")]
+Slots = Annotated[
+    int | None, _in(_ENGINE, min=1, max=MOST, help="Experts in memory at most; default: as many as the budget holds.")
+]
+Threads = Annotated[int | None, _in(_ENGINE, min=1, max=1024, help="Threads; all cores by default.")]
 
-Model = Annotated[Path, typer.Argument(help="Model folder.")]
+Model = Annotated[Path, typer.Argument(parser=path_of, help="Model folder.")]
+ModelOrDemo = Annotated[Path | None, typer.Argument(parser=path_of, help="Model folder; left out: the demo model.")]
+ModelOrConfig = Annotated[Path, typer.Argument(parser=path_of, help="Model folder, or a config.json.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Measurements; best and median are shown.")]
-Trace = Annotated[Path | None, typer.Option(help="Save which experts every token chose here, for `bench replay`.")]
+Trace = Annotated[
+    Path | None, typer.Option(parser=path_of, help="Save which experts every token chose here, for `bench replay`.")
+]
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of text.")]
 System = Annotated[str | None, typer.Option(help="System prompt, through the chat template.")]
@@ -45,9 +66,13 @@ Frequency = Annotated[float | None, _in(_SAMPLING, help="Above 0: less of it, th
 Seed = Annotated[int | None, _in(_SAMPLING, help="The same seed gives the same text.")]
 Stop = Annotated[list[str] | None, _in(_SAMPLING, help="End before this text; may be given several times.")]
 
-SchemaFile = Annotated[Path | None, _in(_OUTPUT, "--schema", help="the JSON schema in this file.")]
+SchemaFile = Annotated[Path | None, _in(_OUTPUT, "--schema", parser=path_of, help="the JSON schema in this file.")]
 Regex = Annotated[str | None, _in(_OUTPUT, help="this regular expression.")]
-GrammarFile = Annotated[Path | None, _in(_OUTPUT, "--grammar", help="the Lark grammar in this file.")]
+GrammarFile = Annotated[Path | None, _in(_OUTPUT, "--grammar", parser=path_of, help="the Lark grammar in this file.")]
+
+_LOADING = ("backend", "threads", "ram", "context", "isa", "slots")
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+            "logprobs")  # fmt: skip
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -55,24 +80,75 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def engine_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's arguments those that `load` takes."""
+    return given(**{name: arguments[name] for name in _LOADING if name in arguments})
+
+
+def asked(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's arguments those that `generate` and `ask` take."""
+    stop = [check_text(text, "option '--stop'") for text in arguments["stop"] or ()]
+    Stops(stop)
+    grammar = read_grammar(arguments["schema"], arguments["regex"], arguments["grammar"])
+    sampling = given(**{name: arguments[name] for name in _SAMPLED if name in arguments})
+    return {"max_tokens": arguments["max_tokens"], "stop": stop, "grammar": grammar, **sampling}
+
+
+def check_answer(folder: Path, wanted: Mapping[str, Any], loading: Mapping[str, Any], system: str | None) -> None:
+    """What can be known of an answer's options before anything is loaded."""
+    EngineConfig(folder, **loading)
+    check_text(system or "", "option '--system'")
+    sampling = {name: wanted[name] for name in _SAMPLED if name in wanted}
+    ModelText(folder, read_spec(read_config(folder))).sampling(**sampling)
+
+
 def read_grammar(schema: Path | None, regex: str | None, grammar: Path | None) -> Grammar | None:
     found = given(schema=schema, regex=regex, grammar=grammar)
     if len(found) > 1:
         raise OptionError("output can fit only one of them", where=f"options {' and '.join(f'--{name}' for name in found)}")
     if schema:
-        return Grammar.schema(read_text(schema))
+        return _checked(Grammar.schema(read_text(schema)))
     if grammar:
-        return Grammar.lark(read_text(grammar))
-    return None if regex is None else Grammar.regex(regex)
+        return _checked(Grammar.lark(read_text(grammar)))
+    return None if regex is None else _checked(Grammar.regex(check_text(regex, "option '--regex'")))
+
+
+def _checked(grammar: Grammar) -> Grammar:
+    """With a vocabulary of bytes, which is there before the model is. Names of special tokens need the model's own."""
+    if not (grammar.kind == "lark" and "<" in grammar.text):
+        end = 256
+        letters = [bytes([byte]) for byte in range(end)]
+        Vocabulary([*letters, b"<end>"], [end], [end], lambda text: list(text.encode())).constrain(grammar)
+    return grammar
 
 
 def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MOST_CHARACTERS + 1)
     except OSError as error:
         raise ReadError(error.strerror or str(error), where=str(path)) from error
+    check_length(data, str(path))
+    try:
+        return data.decode()
     except UnicodeDecodeError as error:
         raise InputError("not a text in UTF-8", where=str(path)) from error
+
+
+def check_output(name: str, path: Path | None) -> None:
+    """Before the work that would be lost: whether a file can be written there."""
+    if path is None:
+        return
+    where = f"option '--{name}', {path}"
+    if not path.parent.is_dir() or path.is_dir():
+        raise OptionError("is not a file in a folder that exists", where=where)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OptionError("nothing can be written in its folder", where=where)
+
+
+def check_folder(name: str, path: Path | None) -> None:
+    if path is not None and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
+        raise OptionError("is not a folder that can be written in", where=f"option '--{name}', {path}")
 
 
 def read_option(name: str, text: str | None, parse: Callable[[str], int]) -> int | None:

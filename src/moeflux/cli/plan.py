@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from moeflux.cli.options import Context, Ram, Threads, read_option
+from moeflux.cli.options import Context, ModelOrConfig, Ram, Threads, read_option
+from moeflux.cli.tables import print_table
+from moeflux.cli.terminal import note
 from moeflux.core.units import format_at_least, format_bytes, parse_bytes, parse_rate
 from moeflux.runtime.forecast import Case, FirstToken
 from moeflux.runtime.planning import PlanReport, Wanted, plan_model
@@ -21,10 +19,10 @@ Row = tuple[str, str, str]
 
 
 def plan(
-    model: Annotated[Path, typer.Argument(help="Model folder, or a config.json.")],
+    model: ModelOrConfig,
     ram: Ram = None,
     context: Context = None,
-    prompt: Annotated[int | None, typer.Option(min=1, help="Tokens before the first one is generated.")] = None,
+    prompt: Annotated[int | None, typer.Option(min=1, max=2**24, help="Tokens before the first one is generated.")] = None,
     drive: Annotated[str | None, typer.Option(help="Read rate like 7GB/s, instead of measuring the drive.")] = None,
     memory: Annotated[str | None, typer.Option(help="Read rate like 50GB/s, instead of measuring the memory.")] = None,
     threads: Threads = None,
@@ -43,14 +41,9 @@ def plan(
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
         return
-    for note in (*report.notes, *report.plan.warnings):
-        print(note, file=sys.stderr)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for row in (_model(report), *_memory(report), *_experts(report), *_speed(report), *_faster(report)):
-        table.add_row(*row)
-    console = Console(highlight=False)
-    console.width = max(console.width, 120)
-    console.print(table)
+    note(*report.notes, *report.plan.warnings)
+    rows = (_model(report), *_memory(report), *_experts(report), *_speed(report), *_faster(report))
+    print_table(("", "", ""), rows)
 
 
 def _model(report: PlanReport) -> Row:

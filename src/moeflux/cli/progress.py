@@ -24,6 +24,15 @@ def byte_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextmanager
+def token_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives a callback for (tokens done, tokens in all)."""
+    columns = (TextColumn(title), BarColumn(), TextColumn("{task.completed}/{task.total} tokens"), TimeRemainingColumn())
+    with _bar(*columns) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def _bar(*columns: TextColumn | BarColumn | DownloadColumn | TransferSpeedColumn | TimeRemainingColumn) -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 

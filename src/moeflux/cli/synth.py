@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +10,15 @@ import typer
 
 from moeflux.bench.shapes import SHAPES, published_config
 from moeflux.bench.synthetic import write_checkpoint
+from moeflux.cli.options import path_of
 from moeflux.cli.progress import byte_bar
+from moeflux.cli.terminal import note
 from moeflux.core.units import format_bytes
 
 
 def synth(
     shape: Annotated[str, typer.Argument(help=f"One of: {', '.join(SHAPES)}.")],
-    folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist or be empty.")],
+    folder: Annotated[Path, typer.Argument(parser=path_of, help="Folder to write; it must not exist or be empty.")],
     layers: Annotated[int | None, typer.Option(min=1, help="Only the first N layers.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
@@ -26,8 +27,7 @@ def synth(
     with byte_bar("writing") as progress:
         n_bytes = write_checkpoint(published_config(shape, layers), folder, seed, progress)
     seconds = time.perf_counter() - start
-    print(
+    note(
         f"{folder}: {format_bytes(n_bytes)} in {seconds:.1f} s, {format_bytes(n_bytes / seconds)}/s. "
-        "The weights are random: good for measuring, not for text.",
-        file=sys.stderr,
+        "The weights are random: good for measuring, not for text."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -11,40 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from moeflux.api import Engine, load
-from moeflux.cli.progress import byte_bar
+from moeflux.cli.progress import PromptBar, byte_bar
+from moeflux.cli.terminal import dim, say, show
+from moeflux.core.errors import MoefluxError
 from moeflux.core.units import format_bytes
 from moeflux.runtime.inspect import inspect_model
+from moeflux.session.chat import Answer
 from moeflux.session.demo import demo_model
-from moeflux.session.events import Finish
+from moeflux.session.events import Finish, Token
+from moeflux.session.generate import Generation
+from moeflux.text.regions import Text
+from moeflux.text.tools import CallEnd
 
 
 @contextmanager
-def opened(
-    model: Path | None,
-    backend: str,
-    threads: int | None,
-    ram: str | None,
-    context: int | None,
-    isa: str,
-    slots: int | None,
-    checkpoints: int = 0,
-) -> Iterator[Engine]:
-    """The model, or the demo model where none was named, and the opening line. Memory is planned for so many checkpoints."""
+def opened(model: Path | None, options: dict[str, Any], checkpoints: int = 0) -> Iterator[Engine]:
+    """The model, or the demo model where none was named, and the opening line. Memory is planned for so many checkpoints.
+
+    `options`: of `load`.
+    """
     folder = demo_model() if model is None else model
     kept = checkpoints * inspect_model(folder).sizes.state_per_sequence if checkpoints else 0
     with byte_bar("loading") as progress:
-        options: dict[str, Any] = {
-            "threads": threads,
-            "ram": ram,
-            "context": context,
-            "isa": isa,
-            "slots": slots,
-            "prefixes": kept,
-        }
-        engine = load(folder, backend=backend, **options, progress=progress)
+        engine = load(folder, **options, prefixes=kept, progress=progress)
     with engine:
-        for note in engine.notes:
-            say(note)
+        for line in engine.notes:
+            say(line)
         say(opening("the demo model (name a model folder to use another)" if model is None else str(model), engine))
         yield engine
 
@@ -79,24 +70,54 @@ def closing(finish: Finish, drive_bytes_s: float | None) -> str:
     return ", ".join(words)
 
 
-def say(line: str) -> None:
-    print(dim(line), file=sys.stderr, flush=True)
+def follow(stream: Generation | Answer, bar: PromptBar, quiet: bool, lead: str = "") -> list[Token]:
+    """Shows tokens as they come, unless `quiet`. However they end, the bar is gone and so is a line that was begun."""
+    tokens: list[Token] = []
+    try:
+        with interrupts(stream.cancel):
+            for token in stream:
+                if lead and not tokens:
+                    bar.close()
+                    show(lead)
+                tokens.append(token)
+                if not quiet:
+                    show_token(token)
+    except (MoefluxError, KeyboardInterrupt):
+        if tokens and not quiet:
+            show("\n")
+        raise
+    finally:
+        bar.close()
+    if not quiet:
+        show("\n")
+    return tokens
 
 
-def dim(text: str) -> str:
-    return f"\x1b[2m{text}\x1b[0m" if colours(sys.stderr) else text
-
-
-def colours(stream: object) -> bool:
-    """Only for people: not in pipes, and not where NO_COLOR or a dumb terminal asks for none."""
-    is_terminal = bool(getattr(stream, "isatty", lambda: False)())
-    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def show_token(token: Token) -> None:
+    """The answer to stdout; reasoning and tool calls are not the answer."""
+    for part in token.parts:
+        match part:
+            case Text(text, "reasoning"):
+                print(dim(text), end="", file=sys.stderr, flush=True)
+            case Text(text):
+                show(text)
+            case CallEnd(_, call):
+                say(f"\ncalls {call.name}({call.arguments})")
 
 
 @contextmanager
 def interrupts(cancel: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C stops the answer after the step it is in, so that the sequence stays good."""
-    before = signal.signal(signal.SIGINT, lambda *_: cancel())
+    """The first Ctrl-C ends the answer where its sequence stays good; a second one raises at once, wherever that is."""
+    asked = False
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        cancel()
+
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moeflux.core.atomic_file import find_target
-from moeflux.core.errors import OptionError
+from moeflux.cli.terminal import note
 from moeflux.runtime.engine import Engine
 from moeflux.store.trace import TraceRecorder
-
-
-def check_trace(path: Path | None) -> None:
-    """Before anything is loaded: a place that cannot be written would otherwise be noticed at the very end."""
-    if path is None:
-        return
-    if not path.parent.is_dir() or path.is_dir():
-        raise OptionError("is not a file in a folder that exists", where=f"option '--trace', {path}")
-    find_target(path)  # refuses devices and pipes
 
 
 @contextmanager
@@ -35,4 +24,4 @@ def tracing(engine: Engine, path: Path | None) -> Iterator[TraceRecorder | None]
         trace = recorder.trace()
         if len(trace):
             trace.save(path)
-            print(f"{path}: routing of {len(trace)} tokens", file=sys.stderr)
+            note(f"{path}: routing of {len(trace)} tokens")

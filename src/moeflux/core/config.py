@@ -35,6 +35,8 @@ _NOT_NUMPY = (
     ("ram", None, "the numpy backend decodes weights whenever it needs them and obeys no budget"),
 )
 
+_NOT_NATIVE = (("ring", 0, "the native backend runs all layers in one call and defers no dispatch"),)
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -52,7 +54,7 @@ class EngineConfig:
     reader: Literal["native", "python"] = "native"
     slots: int | None = None  # experts in memory at most; None: as many as the budget holds
     scales: Scales = "auto"  # of all experts: kept in memory, or read with each expert; auto: what is likely faster
-    ring: int = 0  # deferred expert dispatches in flight, where a backend runs layer by layer
+    ring: int = 0  # deferred expert dispatches in flight: of backends that run layer by layer, refused elsewhere
     kv: Kv = "bf16"
     sequences: int = 1  # that run at the same time, each as long as the context
     prefixes: int | str = 0  # bytes for states that are kept to be used again
@@ -69,11 +71,12 @@ class EngineConfig:
                 raise OptionError(
                     f"unknown {what} {value!r}", where=f"option {name!r}", hint=f"one of: {', '.join(choices)}"
                 )
-        if self.resolved_backend == "numpy":
-            for name, default, reason in _NOT_NUMPY:
-                if getattr(self, name) != default:
-                    raise OptionError(f"not available: {reason}", where=f"option {name!r}", hint="use the native backend")
+        refused, other = (_NOT_NUMPY, "native") if self.resolved_backend == "numpy" else (_NOT_NATIVE, "numpy")
+        for name, default, reason in refused:
+            if getattr(self, name) != default:
+                raise OptionError(f"not available: {reason}", where=f"option {name!r}", hint=f"use the {other} backend")
         _check_count("threads", self.threads, "threads", 1024)
+        _check_count("ring", self.ring, "dispatches", 1024, least=0)
         _check_count("context", self.context, "tokens", 2**31)
         _check_count("slots", self.slots, "experts", 2**31)
         _check_count("sequences", self.sequences, "sequences", 4096)
@@ -108,6 +111,6 @@ def _parse(name: str, value: int | str) -> int:
         raise
 
 
-def _check_count(name: str, value: int | None, of: str, most: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
-        raise OptionError(f"{value!r} is not a number of {of}", where=f"option {name!r}", hint=f"1 to {most}")
+def _check_count(name: str, value: int | None, of: str, most: int, least: int = 1) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most):
+        raise OptionError(f"{value!r} is not a number of {of}", where=f"option {name!r}", hint=f"{least} to {most}")
