@@ -44,7 +44,7 @@ void bind_layers(nb::module_& m, nb::class_<Machine>& machine) {
             require(spans.size() == layers.size() && x.ndim() == 2, "layers");
             const Forward forward(layers, spans, int64_t(x.shape(0)), int64_t(x.shape(1)));
             nb::gil_scoped_release release;
-            const Stream::Run run(stream, forward.steps, int64_t(x.shape(0)));
+            const Stream::Run run(stream, forward.steps);
             return run_layers(self, forward.steps, x.data(), int64_t(x.shape(0)), stream);
         });
     nb::class_<Stream>(m, "Stream", "Experts for forwards from a store, with hints for the layers that follow.")

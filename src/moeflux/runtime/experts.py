@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeflux.backends.ops import Handle, Ops
+from moeflux.backends.ops import Handle, Ops, Span
 from moeflux.core.config import Hints
 from moeflux.core.errors import StateError
 from moeflux.formats.checkpoint import Checkpoint
@@ -26,8 +26,6 @@ from moeflux.store.trace import TraceRecorder
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Ids = npt.NDArray[Any]  # [T, k]
-
-DECODE_TOKENS = 8  # more are a prompt: a sweep over experts, each used once
 
 
 class Lease:
@@ -133,11 +131,17 @@ class Experts:
             for layer, chosen in zip(self._tables, ids, strict=True):
                 self._recorder.record(layer, chosen)
 
-    def acquire(self, layer: int, ids: Ids) -> Lease:
-        """ids [T, k]. Starts the reads that are missing and waits for none."""
+    def acquire(self, layer: int, ids: Ids, spans: Sequence[Span] = ()) -> Lease:
+        """ids [T, k]. Starts the reads that are missing and waits for none.
+
+        Rows that no span calls decoding are a prompt's.
+        """
         if self._recorder:
             self._recorder.record(layer, ids)
-        lease = self.store.acquire(layer, ids, sweep=len(ids) > DECODE_TOKENS)
+        decoding = np.zeros(len(ids), dtype=bool)
+        for span in spans:
+            decoding[span.rows] = span.decodes
+        lease = self.store.acquire(layer, ids[decoding], swept=ids[~decoding])
         return Lease(lease, self._ops, self._tables[layer].n_experts, self._bits)
 
     def close(self) -> None:

@@ -114,7 +114,7 @@ def layer_forward(
         if note:
             note("router_ids", ids)
             note("router_weights", weights)
-        with model.experts.acquire(index, ops.to_numpy(ids)) as lease:
+        with model.experts.acquire(index, ops.to_numpy(ids), spans) as lease:
             model.ring.begin(partial(ops.run_ffn, layer, x, h, ids, weights, lease.arrivals(), note))
             x = model.ring.complete()
     if note:
