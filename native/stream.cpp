@@ -49,7 +49,7 @@ void Stream::start(std::span<const Step> steps) {
     started_ = std::chrono::steady_clock::now();
     at_start_ = store_->stats();
     foresee_ = at_start_.bytes_resident < store_->n_bytes();
-    store_->next_token();
+    crowded_ = store_->next_token();
 }
 
 void Stream::finish() {
@@ -69,7 +69,7 @@ void Stream::before(size_t layer, const float* x, int64_t tokens) {
     foresee(layer, x, tokens, options_.most, true);
     if (!first_) return;
     hint_previous(layer);
-    for (int ahead = 1; ahead < reach_.depth(); ++ahead) foresee(layer + size_t(ahead), x, tokens, reach_.far(), false);
+    for (int ahead = 1; ahead < depth(); ++ahead) foresee(layer + size_t(ahead), x, tokens, reach_.far(), false);
 }
 
 void Stream::begin(size_t layer, const int64_t* ids, int64_t n) {
@@ -117,8 +117,8 @@ void Stream::count_foreseen(size_t layer, const int64_t* ids, int64_t n) {
     guesses.clear();
 }
 
-// Decode: the next layer, and one further away, whose reads get more time; those in between had their turn before. A prompt:
-// the next layer, once its own experts all have slots (see hint_ahead).
+// Decode: the next layer, and one further away, whose reads get more time; those in between had their turn before. Where memory
+// is crowded, few slots are to be had, and the next layer needs them. A prompt: the next layer, once its own experts all have slots (see hint_ahead).
 void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
     if (!foresee_ || !hints()) return;
     if (sweep_) {
@@ -128,7 +128,7 @@ void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
     }
     foresee(layer + 1, x, tokens, reach_.width(), true);
     hint_previous(layer + 1);
-    if (reach_.depth() > 1) foresee(layer + size_t(reach_.depth()), x, tokens, reach_.far(), false);
+    if (depth() > 1) foresee(layer + size_t(depth()), x, tokens, reach_.far(), false);
 }
 
 void Stream::foresee(size_t layer, const float* x, int64_t tokens, int64_t width, bool soon) {
@@ -138,9 +138,10 @@ void Stream::foresee(size_t layer, const float* x, int64_t tokens, int64_t width
         store_->hint(int(layer), guesses_[layer].data(), int64_t(guesses_[layer].size()), false, soon);
 }
 
-// What the layer chose for the previous token of each row, the likelier first.
+// What the layer chose for the previous token of each row, the likelier first. Where memory is crowded, what of that is not there
+// was too cold to be kept.
 void Stream::hint_previous(size_t layer) {
-    if (!options_.previous || layer >= steps_.size() || !steps_[layer].layer->moe()) return;
+    if (crowded_ || !options_.previous || layer >= steps_.size() || !steps_[layer].layer->moe()) return;
     const auto& last = previous_[layer];
     const int64_t k = steps_[layer].layer->routing.k, width = std::min<int64_t>(k, reach_.width());
     ids_.clear();

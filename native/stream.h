@@ -87,6 +87,7 @@ private:
     void foresee(size_t layer, const float* x, int64_t tokens, int64_t width, bool soon);
     void acquire(size_t layer, const int64_t* ids, int64_t n);
     void hint_previous(size_t layer);
+    int depth() const { return crowded_ ? 1 : reach_.depth(); }
     bool look_ahead(size_t layer, const float* x, int64_t tokens, int64_t k);
     void hint_ahead();
     void count_foreseen(size_t layer, const int64_t* ids, int64_t n);
@@ -98,6 +99,7 @@ private:
     std::span<const Step> steps_;
     size_t layer_ = 0;
     bool foresee_ = false;       // something is not in memory
+    bool crowded_ = false;       // a step asks for more than half of what fits: see Residency
     bool first_ = false;         // no layer with experts has begun
     bool hinted_ahead_ = false;  // a prompt's next layer
     Lease lease_;

@@ -67,15 +67,15 @@ void Residency::keep(int slot) {
     order_.push_back(slot);
 }
 
-// Of the experts that a layer keeps and this token has not asked for.
-int Residency::coldest(int layer) const {
+// Of the experts that a layer keeps. `spare_asked`: not one that this token has asked for.
+int Residency::coldest(int layer, bool spare_asked) const {
     int found = -1;
     double least = 0;
     for (int expert = 0; expert < n_experts_; ++expert) {
         const int slot = find(layer, expert);
         if (slot < 0) continue;
         const Entry& e = entry(slot);
-        if (e.tick == 0 || e.tick == tick_ || e.pins > 0 || e.filling) continue;
+        if (e.tick == 0 || e.pins > 0 || e.filling || (e.tick == tick_ && (spare_asked || e.hinted))) continue;
         const double warmth = policy_->warmth(key(e));
         if (found < 0 || warmth < least) found = slot, least = warmth;
     }
@@ -91,7 +91,7 @@ int Residency::donor(int layer) const {
 
 void Residency::keep_if_warm(int slot) {
     const Entry& e = entry(slot);
-    const int from = donor(e.layer), cold = coldest(from);
+    const int from = donor(e.layer), cold = coldest(from, from == e.layer);
     if (cold < 0 || (from == e.layer && policy_->warmth(key(e)) < policy_->warmth(key(entry(cold))))) return;
     pass(cold);
     keep(slot);

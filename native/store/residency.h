@@ -88,7 +88,7 @@ private:
     void pass(int slot);
     void keep(int slot);
     void keep_if_warm(int slot);
-    int coldest(int layer) const;
+    int coldest(int layer, bool spare_asked = true) const;
     int donor(int layer) const;
 
     int n_experts_, floor_, share_;  // share: of a layer, if all layers keep the same number

@@ -61,6 +61,10 @@ class Batch:
     def tokens(self) -> list[int]:
         return [int(token) for segment in self.segments for token in segment.tokens]
 
+    def decodes(self) -> list[bool]:
+        """By token."""
+        return [segment.decodes for segment in self.segments for _ in segment.tokens]
+
     def spans(self, layer: int) -> list[Span]:
         return [
             Span(start, start + len(s.tokens), len(s.sequence), s.sequence.states[layer], s.decodes)

@@ -120,9 +120,10 @@ class Experts:
         if self.stream is not None:
             self.stream.record(True)
 
-    def begin_step(self, tokens: Sequence[int]) -> None:
+    def begin_step(self, tokens: Sequence[int], decodes: Sequence[bool]) -> None:
+        """`decodes`: by token."""
         if self._recorder:
-            self._recorder.begin(tokens)
+            self._recorder.begin(tokens, decodes)
 
     def end_streamed_step(self) -> None:
         """After a forward in one call: layer by layer, `acquire` tells the recorder."""

@@ -76,7 +76,7 @@ def _run(model: Model, batch: Batch) -> list[F32 | None]:
 def _run_layers(model: Model, batch: Batch, x: Array, record: LayerRecord | None) -> Array:
     layers = model.trunk.layers
     stream = model.experts.stream
-    model.experts.begin_step(batch.tokens())
+    model.experts.begin_step(batch.tokens(), batch.decodes())
     if record is None and stream is not None:
         with native_errors():
             y = model.ops.run_layers(layers, x, batch.spans, stream)
