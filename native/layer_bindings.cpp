@@ -79,7 +79,7 @@ void bind_layers(nb::module_& m, nb::class_<Machine>& machine) {
             check_experts(stream.store(), forward.steps);
             Listener listener(cancel, outside(self, signals()));
             const Unlocked unlocked;
-            const Stream::Run run(stream, forward.steps, int64_t(x.shape(0)), listener);
+            const Stream::Run run(stream, forward.steps, listener);
             return run_layers(self, forward.steps, x.data(), int64_t(x.shape(0)), stream);
         },
         nb::arg("layers"), nb::arg("x"), nb::arg("spans"), nb::arg("stream"), nb::arg("cancel").none() = nb::none());

@@ -47,6 +47,7 @@ struct Span {
     uint8_t *const *first = nullptr, *const *second = nullptr;
     Dtype dtype = Dtype::f32;  // of what is in the blocks
     float *conv = nullptr, *delta = nullptr;
+    bool decodes = false;  // or is part of a prompt: said by the caller, because the experts are kept accordingly
 
     // Row of a position in a table of blocks with so many bytes per row.
     static uint8_t* row(uint8_t* const* blocks, int64_t at, int64_t bytes) {

@@ -163,6 +163,7 @@ inline void read_spans(nb::list list, int64_t tokens, StateShape shape, std::vec
             s.conv = conv.data();
             s.delta = delta.data();
         }
+        s.decodes = nb::cast<bool>(t[t.size() - 1]);
         at = s.stop;
         spans.push_back(s);
     }

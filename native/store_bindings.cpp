@@ -23,6 +23,11 @@ namespace {
 using Ids = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
 using Place = std::pair<int, int64_t>;  // component, offset in it
 
+int64_t swept_of(const Ids& ids, int64_t n_swept) {
+    require(n_swept >= 0 && n_swept <= int64_t(ids.size()), "n_swept");
+    return n_swept;
+}
+
 Dtype dtype_of(const std::string& name) {
     if (name == "F32") return Dtype::f32;
     if (name == "BF16") return Dtype::bf16;
@@ -173,12 +178,13 @@ void bind_replay(nb::module_& m) {
         .def("__init__", [](Replay* self, int n_layers, int n_experts, int n_slots, int floor, const std::string& policy) {
             new (self) Replay(n_layers, n_experts, n_slots, floor, policy);
         })
-        .def("access", [](Replay& r, int layer, Ids ids, bool sweep) {
-            return r.access(layer, ids.data(), int64_t(ids.size()), sweep);
+        .def("access", [](Replay& r, int layer, Ids ids, int64_t n_swept) {
+            return r.access(layer, ids.data(), int64_t(ids.size()), swept_of(ids, n_swept));
         })
         .def("hint", [](Replay& r, int layer, Ids ids) { return r.hint(layer, ids.data(), int64_t(ids.size())); })
         .def("next_token", &Replay::next_token)
         .def("holds", [](const Replay& r, int layer, int expert) { return r.residency().find(layer, expert) >= 0; })
+        .def_prop_ro("crowded", [](const Replay& r) { return r.residency().crowded(); })
         .def("count", [](const Replay& r, int layer) { return r.residency().count(layer); })
         .def_ro("useful", &Replay::useful)
         .def_ro("wasted", &Replay::wasted)
@@ -208,16 +214,16 @@ void bind_store(nb::module_& m) {
              nb::arg("bits"), nb::arg("group"), nb::arg("block"), nb::arg("weight"), nb::arg("scales"), nb::arg("biases"));
     nb::class_<Store>(m, "Store", "Routed experts behind a fixed number of slots.")
         .def("acquire",
-             [](std::shared_ptr<Store> self, int layer, Ids ids, bool sweep) {
+             [](std::shared_ptr<Store> self, int layer, Ids ids, int64_t n_swept) {
                  Lease lease;
                  {
                      const Unlocked unlocked;
-                     lease = self->acquire(layer, ids.data(), int64_t(ids.size()), sweep);
+                     lease = self->acquire(layer, ids.data(), int64_t(ids.size()), swept_of(ids, n_swept));
                  }
                  auto memory = lease.memory();
                  return std::make_unique<PyLease>(PyLease{self, std::move(lease), std::move(memory), layer, {}});
              },
-             nb::arg("layer"), nb::arg("ids"), nb::arg("sweep") = false)
+             nb::arg("layer"), nb::arg("ids"), nb::arg("n_swept") = 0)
         .def("hint",
              [](Store& self, int layer, Ids ids, bool sweep, bool soon) {
                  const Unlocked unlocked;

@@ -36,15 +36,20 @@ Stream::Stream(std::shared_ptr<Store> store, Machine& machine, StreamOptions opt
     : store_(std::move(store)), machine_(machine), options_(options), reach_(options.previous || options.lookahead ? options.most : 0),
       previous_(size_t(store_->n_layers())), guesses_(size_t(store_->n_layers())) {}
 
-void Stream::start(std::span<const Step> steps, int64_t tokens) {
+void Stream::start(std::span<const Step> steps) {
     steps_ = steps;
-    sweep_ = tokens > kDecodeTokens;
+    sweep_ = false;
+    decoding_.clear();
+    for (const Span& span : steps.front().spans) {
+        sweep_ = sweep_ || !span.decodes;
+        for (int64_t row = span.start; span.decodes && row < span.stop; ++row) decoding_.push_back(row);
+    }
     first_ = true;
     routed_.clear();
     started_ = std::chrono::steady_clock::now();
     at_start_ = store_->stats();
     foresee_ = at_start_.bytes_resident < store_->n_bytes();
-    store_->next_token();
+    crowded_ = store_->next_token();
 }
 
 void Stream::finish() {
@@ -68,8 +73,8 @@ void Stream::before(size_t layer, const float* x, int64_t tokens) {
     if (sweep_ || !foresee_ || !hints()) return;
     foresee(layer, x, tokens, options_.most, true);
     if (!first_) return;
-    hint_previous(layer, tokens);
-    for (int ahead = 1; ahead < reach_.depth(); ++ahead) foresee(layer + size_t(ahead), x, tokens, reach_.far(), false);
+    hint_previous(layer);
+    for (int ahead = 1; ahead < depth(); ++ahead) foresee(layer + size_t(ahead), x, tokens, reach_.far(), false);
 }
 
 void Stream::begin(size_t layer, const int64_t* ids, int64_t n) {
@@ -79,13 +84,31 @@ void Stream::begin(size_t layer, const int64_t* ids, int64_t n) {
     if (recording_) routed_.insert(routed_.end(), ids, ids + n);
     ready_.clear();
     backlog_.clear();
-    lease_ = store_->acquire(int(layer), ids, n, sweep_);
-    if (sweep_) {
+    acquire(layer, ids, n);
+    if (sweep_)
         guesses_[layer].clear();
+    else
+        count_foreseen(layer, ids, n);
+}
+
+// Decoding rows first: what they ask for is worth keeping, also beside a prompt.
+void Stream::acquire(size_t layer, const int64_t* ids, int64_t n) {
+    const int64_t k = steps_[layer].layer->routing.k;
+    auto& own = previous_[layer];
+    if (!decoding_.empty()) own.clear();
+    for (const int64_t row : decoding_) own.insert(own.end(), ids + row * k, ids + (row + 1) * k);
+    const int64_t n_own = int64_t(decoding_.size()) * k;
+    if (n_own == 0 || n_own == n) {
+        lease_ = store_->acquire(int(layer), ids, n, n - n_own);
         return;
     }
-    count_foreseen(layer, ids, n);
-    previous_[layer].assign(ids, ids + n);
+    ids_ = own;
+    size_t next = 0;
+    for (int64_t row = 0; row < n / k; ++row) {
+        if (next < decoding_.size() && decoding_[next] == row) ++next;
+        else ids_.insert(ids_.end(), ids + row * k, ids + (row + 1) * k);
+    }
+    lease_ = store_->acquire(int(layer), ids_.data(), n, n - n_own);
 }
 
 // Recall of the guesses, whether or not the experts were in memory already.
@@ -98,8 +121,8 @@ void Stream::count_foreseen(size_t layer, const int64_t* ids, int64_t n) {
     guesses.clear();
 }
 
-// Decode: the next layer, and one further away, whose reads get more time; those in between had their turn before. A prompt:
-// the next layer, once its own experts all have slots (see hint_ahead).
+// Decode: the next layer, and one further away, whose reads get more time; those in between had their turn before. Where memory
+// is crowded, few slots are to be had, and the next layer needs them. A prompt: the next layer, once its own experts all have slots (see hint_ahead).
 void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
     if (!foresee_ || !hints()) return;
     if (sweep_) {
@@ -108,8 +131,8 @@ void Stream::meanwhile(size_t layer, const float* x, int64_t tokens) {
         return;
     }
     foresee(layer + 1, x, tokens, reach_.width(), true);
-    hint_previous(layer + 1, tokens);
-    if (reach_.depth() > 1) foresee(layer + size_t(reach_.depth()), x, tokens, reach_.far(), false);
+    hint_previous(layer + 1);
+    if (depth() > 1) foresee(layer + size_t(depth()), x, tokens, reach_.far(), false);
 }
 
 void Stream::foresee(size_t layer, const float* x, int64_t tokens, int64_t width, bool soon) {
@@ -119,12 +142,16 @@ void Stream::foresee(size_t layer, const float* x, int64_t tokens, int64_t width
         store_->hint(int(layer), guesses_[layer].data(), int64_t(guesses_[layer].size()), false, soon);
 }
 
-// What the layer chose for the previous token.
-void Stream::hint_previous(size_t layer, int64_t tokens) {
-    if (!options_.previous || layer >= steps_.size()) return;
+// What the layer chose for the previous token of each row, the likelier first. Where memory is crowded, what of that is not there
+// was too cold to be kept.
+void Stream::hint_previous(size_t layer) {
+    if (crowded_ || !options_.previous || layer >= steps_.size() || !steps_[layer].layer->moe()) return;
     const auto& last = previous_[layer];
-    const int64_t n = std::min<int64_t>(int64_t(last.size()), tokens * reach_.width());
-    if (n > 0) store_->hint(int(layer), last.data(), n, false, true);
+    const int64_t k = steps_[layer].layer->routing.k, width = std::min<int64_t>(k, reach_.width());
+    ids_.clear();
+    for (size_t row = 0; row < last.size(); row += size_t(k))
+        ids_.insert(ids_.end(), last.begin() + ptrdiff_t(row), last.begin() + ptrdiff_t(row) + width);
+    if (!ids_.empty()) store_->hint(int(layer), ids_.data(), int64_t(ids_.size()), false, true);
 }
 
 // The router of a later layer applied to the hidden states of now, which the layers in between change little. False where a

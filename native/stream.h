@@ -53,9 +53,9 @@ public:
     // a second caller waits here. What it is given must outlive it.
     class Run {
     public:
-        Run(Stream& stream, std::span<const Step> steps, int64_t tokens, Listener& listener) : call_(stream.machine_), stream_(stream) {
+        Run(Stream& stream, std::span<const Step> steps, Listener& listener) : call_(stream.machine_), stream_(stream) {
             stream_.listener_ = &listener;
-            stream_.start(steps, tokens);
+            stream_.start(steps);
         }
         ~Run() { stream_.finish(); }
         Run(const Run&) = delete;
@@ -85,15 +85,16 @@ public:
     int64_t foreseen() const { return foreseen_; }
 
 private:
-    static constexpr int64_t kDecodeTokens = 8;  // more are a prompt: every expert once, in any order
     static constexpr size_t kBatch = 16;         // experts of a prompt that are run before arrivals are looked for
     static constexpr int64_t kRows = 128;        // tokens of a prompt that stand for all where it is foreseen what comes next
 
-    void start(std::span<const Step> steps, int64_t tokens);
+    void start(std::span<const Step> steps);
     void finish();
     bool hints() const { return sweep_ ? options_.lookahead : reach_.width() > 0; }
     void foresee(size_t layer, const float* x, int64_t tokens, int64_t width, bool soon);
-    void hint_previous(size_t layer, int64_t tokens);
+    void acquire(size_t layer, const int64_t* ids, int64_t n);
+    void hint_previous(size_t layer);
+    int depth() const { return crowded_ ? 1 : reach_.depth(); }
     bool look_ahead(size_t layer, const float* x, int64_t tokens, int64_t k);
     void hint_ahead();
     void count_foreseen(size_t layer, const int64_t* ids, int64_t n);
@@ -106,12 +107,15 @@ private:
     std::span<const Step> steps_;
     size_t layer_ = 0;
     bool foresee_ = false;       // something is not in memory
+    bool crowded_ = false;       // a step asks for more than half of what fits: see Residency
     bool first_ = false;         // no layer with experts has begun
     bool hinted_ahead_ = false;  // a prompt's next layer
     Lease lease_;
-    bool sweep_ = false;
+    bool sweep_ = false;             // some rows are a prompt's: every expert once, in any order
+    std::vector<int64_t> decoding_;  // rows that are not
+    std::vector<int64_t> ids_;       // of a layer: those of the decoding rows first
     std::vector<Expert> ready_, arrived_, backlog_;
-    std::vector<std::vector<int64_t>> previous_, guesses_;  // by layer
+    std::vector<std::vector<int64_t>> previous_, guesses_;  // by layer; previous: [decoding rows, k]
     int64_t guessed_ = 0, asked_ = 0, foreseen_ = 0;
     bool recording_ = false;
     std::vector<int16_t> routed_;

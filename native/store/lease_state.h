@@ -9,15 +9,16 @@ struct LeaseState {
     enum class Step : int { waiting, placed, handed, released };
     struct Want {
         int expert = 0, slot = -1;
+        bool swept = false;  // only a prompt asks for it
         Step step = Step::waiting;
         bool loaded = false;  // read for this lease, or ahead of it
     };
 
     int layer = 0;
-    bool sweep = false;
     std::vector<Want> wants;  // ascending by expert
     std::vector<int> open;    // wants that were not handed out
-    size_t cursor = 0;        // wants before it have a slot or need none
+    std::vector<int> turns;   // wants that had no slot: demands first, then what is swept
+    size_t cursor = 0;        // wants in turn before it have a slot
     int n_waiting = 0;        // wants without a slot
     int n_placed = 0;         // wants with a slot, not handed out
     int n_held = 0;           // pinned slots

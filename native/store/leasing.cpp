@@ -7,7 +7,7 @@ namespace moeflux {
 
 using Step = LeaseState::Step;
 
-Lease Store::acquire(int layer, const int64_t* ids, int64_t n, bool sweep) {
+Lease Store::acquire(int layer, const int64_t* ids, int64_t n, int64_t n_swept) {
     check(layer, ids, n);
     const Lock lock = this->lock();
     if (closed_) throw closed_error();
@@ -15,13 +15,14 @@ Lease Store::acquire(int layer, const int64_t* ids, int64_t n, bool sweep) {
     if (!spare_.empty()) spare_.pop_back();
     LeaseState& l = *state;
     l.layer = layer;
-    l.sweep = sweep;
     l.owner = std::this_thread::get_id();
     l.memory = memory_;
     for (const int expert : distinct(layer, ids, n)) {
         l.open.push_back(int(l.wants.size()));
-        l.wants.push_back({expert});
+        l.wants.push_back({expert, -1, n_swept > 0});
     }
+    if (n_swept > 0)
+        for (int64_t i = 0; i < n - n_swept; ++i) l.find(ids[i])->swept = false;
     live_.push_back(&l);
     ++stats_.acquires;
     stats_.asked += int64_t(l.wants.size());
@@ -29,6 +30,7 @@ Lease Store::acquire(int layer, const int64_t* ids, int64_t n, bool sweep) {
     for (size_t i = 0; i < l.wants.size(); ++i) {
         const int there = residency_.find(layer, l.wants[i].expert);
         if (there < 0) {
+            l.turns.push_back(int(i));
             ++l.n_waiting;
             ++stats_.misses;
             continue;
@@ -41,6 +43,8 @@ Lease Store::acquire(int layer, const int64_t* ids, int64_t n, bool sweep) {
         next = hinted_.next(i);
         if (slot(i).layer == layer && untouched(slot(i))) cancel(i);
     }
+    residency_.settle_hints(layer);
+    if (n_swept > 0) std::stable_partition(l.turns.begin(), l.turns.end(), [&](int i) { return !l.wants[size_t(i)].swept; });
     n_waiting_ += l.n_waiting;
     while (l.n_waiting && place_next(l, false)) {
     }
@@ -49,9 +53,9 @@ Lease Store::acquire(int layer, const int64_t* ids, int64_t n, bool sweep) {
 }
 
 void Store::join(LeaseState& l, size_t want, int i) {
-    l.wants[want].loaded = l.sweep && residency_.hinted(i);  // a hint ahead of the sweep: counts as the sweep's own
+    l.wants[want].loaded = passing(l.wants[want].swept) && residency_.hinted(i);  // a hint ahead of it: counts as its own
     l.n_loaded += l.wants[want].loaded;
-    demanded(i, l.sweep ? Why::sweep : Why::demand);
+    demanded(i, l.wants[want].swept ? Why::sweep : Why::demand);
     residency_.pin(i);
     l.wants[want].slot = i;
     l.wants[want].step = Step::placed;
@@ -61,14 +65,14 @@ void Store::join(LeaseState& l, size_t want, int i) {
 
 // A slot for the next expert that has none. False: none can be had now.
 bool Store::place_next(LeaseState& l, bool desperate) {
-    while (l.wants[l.cursor].step != Step::waiting) ++l.cursor;
-    LeaseState::Want& want = l.wants[l.cursor];
+    const auto at = size_t(l.turns[l.cursor]);
+    LeaseState::Want& want = l.wants[at];
     const int there = residency_.find(l.layer, want.expert);
     if (there >= 0) {  // came meanwhile
-        join(l, l.cursor, there);
+        join(l, at, there);
     } else {
-        if (l.sweep && !desperate && residency_.n_free() == 0 && l.n_loaded >= options_.sweep_slots) return false;
-        const int i = take_slot(l.layer, want.expert, l.sweep ? Why::sweep : Why::demand, desperate);
+        if (passing(want.swept) && !desperate && residency_.n_free() == 0 && l.n_loaded >= options_.sweep_slots) return false;
+        const int i = take_slot(l.layer, want.expert, want.swept ? Why::sweep : Why::demand, desperate);
         if (i < 0) return false;
         fill(i, l.layer, want.expert, Priority::demand);
         residency_.pin(i);
@@ -79,6 +83,7 @@ bool Store::place_next(LeaseState& l, bool desperate) {
         ++l.n_held;
         ++l.n_loaded;
     }
+    ++l.cursor;
     --l.n_waiting;
     --n_waiting_;
     return true;
@@ -91,9 +96,11 @@ void Store::serve_waiting() {
     wake_readers();
 }
 
-// Whether a lease waits for slots that cannot be had. A sweep always does: it takes only so many at a time.
+// Whether a lease waits for slots that cannot be had. One whose experts pass always does: it takes only so many at a time.
 bool Store::starving() const {
-    return std::any_of(live_.begin(), live_.end(), [](const LeaseState* l) { return l->n_waiting && !l->sweep; });
+    return std::any_of(live_.begin(), live_.end(), [this](const LeaseState* l) {
+        return l->n_waiting && !passing(l->wants[size_t(l->turns[l->cursor])].swept);
+    });
 }
 
 // Hands out what is ready; stops at what has failed.
@@ -197,6 +204,7 @@ void Store::end(std::unique_ptr<LeaseState> l) {
     slots_given_back();
     l->wants.clear();
     l->open.clear();
+    l->turns.clear();
     l->cursor = 0;
     l->n_waiting = l->n_placed = l->n_held = l->n_loaded = 0;
     l->error.reset();

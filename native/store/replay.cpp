@@ -36,28 +36,36 @@ int Replay::place(int layer, int expert, Why why) {
     return placed.slot;
 }
 
-const std::vector<int64_t>& Replay::access(int layer, const int64_t* ids, int64_t n, bool sweep) {
+void Replay::ask(int layer, int expert, Why why) {
+    const int slot = residency_.find(layer, expert);
+    if (slot < 0) {
+        if (std::find(out_.begin(), out_.end(), expert) == out_.end()) out_.push_back(expert);
+    } else if (residency_.pins(slot) == 0) {
+        useful += residency_.hinted(slot);
+        residency_.touch(slot, why);
+        hold(slot, why);
+    }
+}
+
+// Until all that is asked for at once is placed; but what passes is released before the next one is read.
+void Replay::hold(int slot, Why why) {
+    if (slot < 0 || why == Why::sweep || residency_.passing(slot)) return;
+    residency_.pin(slot);
+    pinned_.push_back(slot);
+}
+
+const std::vector<int64_t>& Replay::access(int layer, const int64_t* ids, int64_t n, int64_t n_swept) {
     check(layer, ids, n);
-    const Why why = sweep ? Why::sweep : Why::demand;
+    const int64_t n_demanded = n - n_swept;
     out_.clear();
     pinned_.clear();
-    for (int64_t i = 0; i < n; ++i) {
-        const int slot = residency_.find(layer, int(ids[i]));
-        if (slot < 0) {
-            if (std::find(out_.begin(), out_.end(), ids[i]) == out_.end()) out_.push_back(ids[i]);
-        } else if (residency_.pins(slot) == 0) {
-            useful += residency_.hinted(slot);
-            residency_.touch(slot, why);
-            if (sweep) continue;  // an expert of a sweep is released before the next one is read
-            residency_.pin(slot);
-            pinned_.push_back(slot);
-        }
-    }
-    for (const int64_t expert : out_) {
-        const int slot = place(layer, int(expert), why);
-        if (slot < 0 || sweep) continue;
-        residency_.pin(slot);
-        pinned_.push_back(slot);
+    for (int64_t i = 0; i < n_demanded; ++i) ask(layer, int(ids[i]), Why::demand);
+    const size_t missing = out_.size();
+    for (int64_t i = n_demanded; i < n; ++i) ask(layer, int(ids[i]), Why::sweep);
+    residency_.settle_hints(layer);
+    for (size_t i = 0; i < out_.size(); ++i) {
+        const Why why = i < missing ? Why::demand : Why::sweep;
+        hold(place(layer, int(out_[i]), why), why);
     }
     for (const int slot : pinned_) residency_.unpin(slot);
     return out_;

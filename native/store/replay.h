@@ -11,9 +11,9 @@ class Replay {
 public:
     Replay(int n_layers, int n_experts, int n_slots, int floor, std::string_view policy);
 
-    // Distinct experts that one layer is asked for at once. Returns those that were not in memory; they are now, as far
-    // as slots go round.
-    const std::vector<int64_t>& access(int layer, const int64_t* ids, int64_t n, bool sweep);
+    // Experts that one layer is asked for at once, the last `n_swept` by a prompt. Returns those that were not in memory; they are
+    // now, as far as slots go round.
+    const std::vector<int64_t>& access(int layer, const int64_t* ids, int64_t n, int64_t n_swept);
     // Those of the missing ones that found a slot.
     const std::vector<int64_t>& hint(int layer, const int64_t* ids, int64_t n);
     void next_token() { residency_.next_token(); }
@@ -24,6 +24,8 @@ public:
 private:
     void check(int layer, const int64_t* ids, int64_t n) const;
     int place(int layer, int expert, Why why);
+    void ask(int layer, int expert, Why why);
+    void hold(int slot, Why why);
 
     int n_layers_, n_experts_;
     Residency residency_;

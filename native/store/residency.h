@@ -6,7 +6,13 @@
 //
 // Rows of slots are kept from old to young. A demand makes its expert the youngest. A sweep (more experts than fit, each
 // used once) puts what it loads at the old end and leaves the others where they are: its next expert replaces its last one,
-// and the rest of the memory survives.
+// and the rest of the memory survives. Such an expert is passing; the others are kept.
+//
+// Layers come round in order, so the oldest experts are those that are wanted next. As long as a token's demands (a token: all
+// rows of one step) take a small part of the slots, that does not matter. Where they take more than half of them, memory is crowded,
+// and age would throw out what is just about to be asked for. So an expert that a demand loads then passes too, unless it is warmer
+// (see Policy) than the coldest that its layer keeps: then it is kept and the coldest passes. Both are next wanted one round
+// later, so the comparison is fair, and what is popular comes to stay. Hints for a crowded memory take only what passes.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +47,11 @@ public:
     int pins(int slot) const { return entry(slot).pins; }
     bool filling(int slot) const { return entry(slot).filling; }
     bool hinted(int slot) const { return entry(slot).hinted; }
+    bool passing(int slot) const { return entry(slot).tick == 0; }
     int count(int layer) const { return counts_[size_t(layer)]; }
     int64_t tick() const { return tick_; }
+    // Whether the demands of the last token that had any took more than half of the slots.
+    bool crowded() const { return crowded_; }
 
     // A slot for an expert that has none, now filling. A hint never takes what was demanded or hinted in this token.
     // `desperate`: floors give way, for a demand that could not go on otherwise.
@@ -52,7 +61,9 @@ public:
     void touch(int slot, Why why);
     void pin(int slot) { ++entry(slot).pins; }
     int unpin(int slot) { return --entry(slot).pins; }
-    void next_token() { ++tick_; }
+    void next_token();
+    // A layer is asked for its experts: what is hinted for it and not among them was foreseen wrongly. After their touches.
+    void settle_hints(int layer);
 
     void detach(int slot);  // its expert is in no slot any more
     void free(int slot);    // a detached slot can be used again
@@ -64,7 +75,7 @@ public:
 private:
     struct Entry {
         int layer = -1, expert = -1, pins = 0;
-        int64_t tick = 0;  // of the token that demanded or hinted it last; 0 for a sweep's
+        int64_t tick = 0;  // of the token that demanded or hinted it last; 0 where it is passing
         bool filling = false, hinted = false;
     };
     Entry& entry(int slot) { return entries_[size_t(slot)]; }
@@ -72,12 +83,21 @@ private:
     int key(const Entry& e) const { return e.layer * n_experts_ + e.expert; }
     bool may_take(const Entry& e, int layer, Why why, bool desperate) const;
     int victim(int layer, Why why, bool desperate) const;
+    bool passes(Why why) const { return why == Why::sweep || (why == Why::demand && crowded_); }
+    void set_tick(Entry& e, int64_t tick);
+    void pass(int slot);
+    void keep(int slot);
+    void keep_if_warm(int slot);
+    int coldest(int layer, bool spare_asked = true) const;
+    int donor(int layer) const;
 
-    int n_experts_, floor_;
-    int64_t tick_ = 1;
+    int n_experts_, floor_, share_;  // share: of a layer, if all layers keep the same number
+    int64_t tick_ = 1, asked_ = 0;   // asked: demands in this token
+    bool crowded_ = false;
     std::unique_ptr<Policy> policy_;
     std::vector<Entry> entries_;
     std::vector<int> slots_, counts_, free_;  // by layer and expert; by layer; a stack
+    std::vector<int> kept_;                   // by layer: experts that are not passing
     Order order_;                             // old to young
 };
 

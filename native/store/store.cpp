@@ -132,13 +132,14 @@ void Store::hint(int layer, const int64_t* ids, int64_t n, bool sweep, bool soon
     wake_readers();
 }
 
-void Store::next_token() {
+bool Store::next_token() {
     const Lock lock = this->lock();
     residency_.next_token();
     for (int i = hinted_.first(), next; i >= 0; i = next) {
         next = hinted_.next(i);
         if (slot(i).hint_tick < residency_.tick() - 1 && untouched(slot(i))) cancel(i);
     }
+    return residency_.crowded();
 }
 
 void Store::close() {

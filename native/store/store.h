@@ -110,14 +110,14 @@ public:
     static std::shared_ptr<Store> open(StoreOptions options);  // throws Error, std::bad_alloc
     ~Store();
 
-    // A lease on the distinct experts among these; starts the reads that are missing and waits for none. `sweep`: each is
-    // used once and there may be more than fit (see Residency).
-    Lease acquire(int layer, const int64_t* ids, int64_t n, bool sweep = false);
+    // A lease on the distinct experts among these; starts the reads that are missing and waits for none. The last `n_swept`
+    // ids are a prompt's: each is used once and there may be more than fit (see Residency).
+    Lease acquire(int layer, const int64_t* ids, int64_t n, int64_t n_swept = 0);
     // Experts that will likely be asked for: reads those that are missing where a slot can be had and no demand wants it.
     // `sweep`: by a sweep; takes no slot but free ones and what sweeps left behind. `soon`: before other hints.
     void hint(int layer, const int64_t* ids, int64_t n, bool sweep = false, bool soon = false);
-    // A new token begins. Hints that waited for a whole token are dropped.
-    void next_token();
+    // A new token begins. Hints that waited for a whole token are dropped. Returns whether memory is crowded (see Residency).
+    bool next_token();
     // Ends the readers after the reads they are in, and every wait with an error. Leases keep their memory. Idempotent.
     void close();
 
@@ -195,6 +195,8 @@ private:
     std::unique_ptr<Error> describe(const Job& job, const ReadResult& result, const std::string& message, bool finite) const;
     // Leases (leasing.cpp).
     void join(LeaseState& l, size_t want, int slot);
+    // Whether an expert is likely gone after this use. A few of these at a time are enough.
+    bool passing(bool swept) const { return swept || residency_.crowded(); }
     bool place_next(LeaseState& l, bool desperate);
     void serve_waiting();
     bool starving() const;

@@ -75,7 +75,7 @@ void use(Store& store, std::mt19937& random, std::atomic<int64_t>& checked) {
     const bool sweep = any(4) == 0;
     std::vector<int64_t> ids(size_t(sweep ? kExperts : 1 + any(3)));
     for (int64_t& id : ids) id = any(kExperts);
-    Lease lease = store.acquire(layer, ids.data(), int64_t(ids.size()), sweep);
+    Lease lease = store.acquire(layer, ids.data(), int64_t(ids.size()), sweep ? any(int(ids.size()) + 1) : 0);
     if (any(6) == 0) return;  // given up before anything came
     if (any(3) == 0) store.hint(1 + layer % kLayers, ids.data(), int64_t(ids.size()), sweep);
     std::vector<Expert> ready, all;

@@ -109,11 +109,11 @@ def test_a_layer_of_experts_that_can_be(tmp_path):
 
 @pytest.mark.parametrize(("rows", "cols"), [(0, 8), (8, 0), (1, MOST + 1), (2**40, 1), (-1, 8)])
 def test_a_matrix_that_cannot_be(rows, cols):
-    with pytest.raises(FormatError, match="rows|columns"):
+    with pytest.raises(FormatError, match=r"rows|columns"):
         _native.plain_matrix(rows, cols, "F32", np.zeros(0, np.uint8))
-    with pytest.raises(FormatError, match="rows|columns"):
+    with pytest.raises(FormatError, match=r"rows|columns"):
         _native.fp8_matrix(rows, cols, 128, "F32", np.zeros(0, np.uint8), np.zeros(0, np.uint8))
-    with pytest.raises(FormatError, match="rows|columns"):
+    with pytest.raises(FormatError, match=r"rows|columns"):
         _native.affine_matrix(rows, cols, 4, 32, "F32", *[np.zeros(0, np.uint8)] * 3)
 
 

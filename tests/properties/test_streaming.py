@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import moeflux
 from conftest import DATA
 from moeflux import Segment, Trace
+from moeflux.core.errors import InputError
 
 FAMILIES = ["qwen3_moe-4bit-f32", "qwen3_next-4bit-f32", "qwen3_5_moe_vl_fused-4bit-f32", "deepseek_v3-4bit-f32"]
 PROMPT, STEPS = 21, 10
@@ -109,3 +110,84 @@ def test_two_engines_never_mix():
             rows = [engine.forward(Segment(sequence, tokens[start : start + 7]))[0] for engine, sequence in sequences]
     for row in rows:
         np.testing.assert_array_equal(row[0], whole[0])
+
+
+@cache
+def alone(name, n):
+    """Of sequences that each run alone, with every expert in memory: tokens and logits [steps, vocab] of each."""
+    found = []
+    with moeflux.load(DATA / "mlx" / name) as engine:
+        for seed in range(n):
+            ids = np.random.default_rng(seed).integers(0, 512, 1 + seed % 3 + MANY_STEPS).tolist()
+            sequence = engine.sequence()
+            rows = [engine.forward(Segment(sequence, ids[: -MANY_STEPS + 1]))[0][0]]
+            rows += [engine.forward(Segment(sequence, [token]))[0][0] for token in ids[-MANY_STEPS + 1 :]]
+            found.append((ids, np.stack(rows)))
+    return found
+
+
+MANY, MANY_STEPS = 16, 4
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    name=st.sampled_from(FAMILIES),
+    n=st.integers(2, MANY),
+    slots=st.integers(2, 40),
+    policy=st.sampled_from(["lru", "lfru"]),
+    hints=st.sampled_from(["none", "previous", "lookahead", "both"]),
+    kinds=st.lists(st.sampled_from(["decode", "prompt", None]), min_size=MANY, max_size=MANY),
+    native=st.booleans(),
+)
+def test_rows_do_not_depend_on_company_or_kind(name, n, slots, policy, hints, kinds, native):
+    """Up to 16 sequences in one step, whatever is said of them."""
+    expected = alone(name, MANY)[:n]
+    options = {"slots": slots, "policy": policy, "hints": hints, "sequences": n}
+    with moeflux.load(DATA / "mlx" / name, **options) as engine:
+        sequences = [engine.sequence() for _ in range(n)]
+        trace = None if native else Trace()
+        for step in range(MANY_STEPS):
+            cut = [(ids[: -MANY_STEPS + 1] if step == 0 else ids[step - MANY_STEPS :][:1]) for ids, _ in expected]
+            segments = [
+                Segment(sequence, tokens, kind=kind, trace=trace if i == 0 else None)
+                for i, (sequence, tokens, kind) in enumerate(zip(sequences, cut, kinds[:n], strict=True))
+            ]
+            for (_, rows), logits in zip(expected, engine.forward(*segments), strict=True):
+                np.testing.assert_array_equal(logits[0], rows[step])
+
+
+def decode_anew(engine, n, tokens):
+    """Each of the tokens as the first of n sequences at once; returns the experts that were not in memory."""
+    before = engine.model.experts.store.stats()
+    for token in tokens:
+        engine.forward(*(Segment(engine.sequence(), [token]) for _ in range(n)))
+    stats = engine.model.experts.store.stats().since(before)
+    return stats.asked - stats.hits
+
+
+@pytest.mark.parametrize("backend", ["numpy", "native"])
+@pytest.mark.parametrize("slots", [12, 18])  # a step asks for more than half of them, and for less
+@pytest.mark.parametrize("n", [1, 8, 9, 16])
+def test_the_cache_learns_from_any_number_of_rows(n, slots, backend):
+    """Experts that one step after the other asks for come to stay, also where many sequences decode."""
+    options = {"slots": slots, "sequences": n, "hints": "none", "backend": backend}
+    with moeflux.load(DATA / "mlx" / FAMILIES[0], **options) as engine:
+        decode_anew(engine, n, range(100, 120))  # memory is full of other experts
+        assert decode_anew(engine, n, [7]) > 0
+        decode_anew(engine, n, [7] * 12)
+        assert decode_anew(engine, n, [7] * 4) == 0
+
+
+def test_a_prompt_beside_decoding_rows_takes_nothing_from_them():
+    with moeflux.load(DATA / "mlx" / FAMILIES[0], slots=26, sequences=2, hints="none") as engine:
+        store = engine.model.experts.store
+        decode_anew(engine, 1, [*range(100, 120), *[7] * 8])
+        before = store.stats()
+        engine.forward(Segment(engine.sequence(), [9]), Segment(engine.sequence(), list(range(200, 260))))
+        assert store.stats().since(before).misses > 0
+        assert decode_anew(engine, 1, [9, 7]) == 0  # what the decoding row asked for beside the prompt has stayed too
+
+
+def test_an_unknown_kind():
+    with moeflux.load(DATA / "mlx" / FAMILIES[0]) as engine, pytest.raises(InputError, match="kind 'both'"):
+        engine.forward(Segment(engine.sequence(), [1], kind="both"))

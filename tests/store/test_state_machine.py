@@ -27,10 +27,13 @@ POLICY = st.sampled_from(["lru", "lfru"])
 class Held:
     """A lease and what the model knows of it."""
 
-    def __init__(self, lease, layer: int, ids: list[int], protects: set[tuple[int, int]] | None) -> None:
+    def __init__(
+        self, lease, layer: int, ids: list[int], demanded: list[int], protects: set[tuple[int, int]] | None
+    ) -> None:
         self.lease = lease
         self.layer = layer
         self.left = set(ids)  # not handed out
+        self.demanded = set(demanded)  # and not only swept
         self.open: set[int] = set()  # handed out, not released
         self.failed = False
         self.protects = protects  # where this token keeps what it has asked for
@@ -61,6 +64,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.jobs = []  # taken and not finished
         self.failed: set[tuple[int, int]] = set()
         self.this_token: set[tuple[int, int]] = set()
+        self.crowded = False  # then even what this token asked for may make room
         self.closed = False
 
     def slots(self, *states: str) -> list[tuple[int, int]]:
@@ -74,10 +78,15 @@ class StoreMachine(RuleBasedStateMachine):
     # Calls.
 
     @precondition(lambda self: not self.closed and len(self.leases) < 4)
-    @rule(layer=LAYER, ids=IDS, sweep=st.booleans())
-    def acquire(self, layer, ids, sweep):
-        protects = None if sweep else self.this_token
-        self.leases.append(Held(self.store.acquire(layer, ids, sweep=sweep), layer, ids, protects))
+    @rule(layer=LAYER, ids=IDS, swept=st.lists(st.integers(0, N_EXPERTS - 1), max_size=N_EXPERTS))
+    def acquire(self, layer, ids, swept):
+        lease = self.store.acquire(layer, ids, swept=swept)
+        self.leases.append(Held(lease, layer, [*ids, *swept], ids, None if self.crowded else self.this_token))
+
+    @precondition(lambda self: not self.closed and len(self.leases) < 4)
+    @rule(layer=LAYER, ids=IDS)
+    def sweep(self, layer, ids):
+        self.leases.append(Held(self.store.acquire(layer, ids, sweep=True), layer, ids, [], None))
 
     @precondition(lambda self: not self.closed)
     @rule(layer=LAYER, ids=IDS, sweep=st.booleans(), soon=st.booleans())
@@ -89,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def next_token(self):
-        self.store.next_token()
+        self.crowded = self.store.next_token()
         self.this_token = set()
 
     @precondition(lambda self: len(self.jobs) < 6)
@@ -189,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
         lease.left -= set(ready)
         lease.open |= set(ready)
         if lease.protects is not None:
-            lease.protects |= {(lease.layer, expert) for expert in ready}
+            lease.protects |= {(lease.layer, expert) for expert in ready if expert in lease.demanded}
         assert ready or not wait or not lease.left
         return bool(ready)
 

@@ -83,12 +83,15 @@ def test_files_that_are_no_traces(tmp_path):
         "tokens": whole["tokens"][1:],
         "steps": whole["steps"][::-1].copy(),
         "n_experts": np.int64(3),
+        "decodes": whole["decodes"][1:],
     }
     for name, value in breaks.items():
         np.savez(path, **{**whole, name: value})
         with pytest.raises(FormatError, match="not a routing trace"):
             RoutingTrace.load(path)
-    for name in whole:
+    np.savez(path, **{key: value for key, value in whole.items() if key != "decodes"})
+    np.testing.assert_array_equal(RoutingTrace.load(path).decodes, np.bincount(whole["steps"])[whole["steps"]] == 1)
+    for name in whole.keys() - {"decodes"}:
         np.savez(path, **{key: value for key, value in whole.items() if key != name})
         with pytest.raises(FormatError, match=name):
             RoutingTrace.load(path)

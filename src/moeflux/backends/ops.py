@@ -42,12 +42,16 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows [start, stop) of a batch: new tokens of one sequence, whose first stands at `position`."""
+    """Rows [start, stop) of a batch: new tokens of one sequence, whose first stands at `position`.
+
+    `decodes`: they continue what was written last, so the experts of the next step will be alike. Else they are a prompt's.
+    """
 
     start: int
     stop: int
     position: int
     state: Any = None
+    decodes: bool = False
 
     @property
     def rows(self) -> slice:

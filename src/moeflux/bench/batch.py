@@ -14,7 +14,7 @@ from moeflux.runtime.batch import Segment
 from moeflux.runtime.engine import Engine
 from moeflux.runtime.scheduler import Scheduler
 
-SIZES = (1, 2, 4, 8)
+SIZES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class BatchRow:
     tokens: int  # of all together, per repeat
     rate: Samples
     bytes_per_token: float  # read from the drive
-    hit_rate: float
+    hit_rate: float  # of distinct experts, whose bytes were there when they were asked for
+    asked_per_step: float  # distinct experts of all layers
+    speed_up: tuple[float, float] | None  # best and median, against one sequence where that was measured too
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -35,6 +37,8 @@ class BatchRow:
             "step_ms": [1e3 * self.size / self.rate.best, 1e3 * self.size / self.rate.median],
             "bytes_per_token": self.bytes_per_token,
             "hit_rate": self.hit_rate,
+            "asked_per_step": self.asked_per_step,
+            "speed_up": self.speed_up and list(self.speed_up),
         }
 
 
@@ -63,8 +67,11 @@ def bench_batch(
     rows = []
     for size in sizes:
         n_bytes, hits, asked = (sum(column) for column in zip(*reads[size], strict=True))
-        per_token = n_bytes / (size * tokens * repeats)
-        rows.append(BatchRow(size, size * tokens, Samples(tuple(rates[size])), per_token, hits / asked if asked else 1.0))
+        steps, rate = tokens * repeats, Samples(tuple(rates[size]))
+        alone = Samples(tuple(rates[1])) if 1 in rates else None
+        faster = (rate.best / alone.best, rate.median / alone.median) if alone else None
+        hit_rate = hits / asked if asked else 1.0
+        rows.append(BatchRow(size, size * tokens, rate, n_bytes / (size * steps), hit_rate, asked / steps, faster))
     return rows
 
 

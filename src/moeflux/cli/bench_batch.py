@@ -16,6 +16,7 @@ from moeflux.cli.progress import byte_bar
 from moeflux.cli.tables import pair, print_table
 from moeflux.cli.terminal import note
 from moeflux.core.config import EngineConfig
+from moeflux.core.errors import OptionError
 from moeflux.core.units import format_bytes
 
 
@@ -27,13 +28,13 @@ def batch(
     share: Share = None,
     routing: Routing = "uniform",
     together: Annotated[bool, typer.Option(help="With local routing: all sequences are about the same at a time.")] = False,
-    size: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; several may be given.")] = None,
+    size: Annotated[list[str] | None, typer.Option(help="Sequences at once, such as 1,4,16; may be given again.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per sequence and measurement.")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Tokens before them.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Measurements; best and median are shown.")] = 3,
 ) -> None:
     """Decode speed of several sequences at once, and what a token costs the drive."""
-    sizes = tuple(size or SIZES)
+    sizes = _sizes(size) if size else SIZES
     check_routing(routing)
     config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=context + tokens, sequences=max(sizes))
     room = make_room(config, share)
@@ -50,9 +51,19 @@ def batch(
         }
 
     table = [
-        (str(r["size"]), pair(r["tok_s"], ".2f"), pair(r["step_ms"], ".1f"), format_bytes(round(r["bytes_per_token"])),
-         f"{r['hit_rate']:.0%}")
+        (str(r["size"]), pair(r["tok_s"], ".2f"), pair(r["speed_up"] or (), ".2f"), pair(r["step_ms"], ".1f"),
+         f"{r['asked_per_step']:.0f}", f"{r['hit_rate']:.0%}", format_bytes(round(r["bytes_per_token"])))
         for r in rows
     ]  # fmt: skip
-    print_table(("sequences", "tokens per second", "ms per step", "read per token", "hits"), table)
+    titles = ("sequences", "tokens per second", "times one", "ms per step", "experts per step", "hits", "read per token")
+    print_table(titles, table)
     print(json.dumps({"bench": "batch", **about, "repeats": repeats, "rows": rows}))
+
+
+def _sizes(given: list[str]) -> tuple[int, ...]:
+    """Ascending, each once."""
+    names = [name.strip() for text in given for name in text.split(",")]
+    wrong = [name for name in names if not (name.isascii() and name.isdigit() and int(name) > 0)]
+    if wrong:
+        raise OptionError(f"{wrong[0]!r} is no number of sequences", where="option 'size'", hint="such as 1,4,16")
+    return tuple(sorted({int(name) for name in names}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from moeflux.backends.ops import Span
 from moeflux.core.errors import InputError, StateError
@@ -17,13 +17,21 @@ Kind = Literal["decode", "prompt"]
 
 @dataclass(frozen=True)
 class Segment:
-    """New tokens of one sequence, which logits are wanted, and where to record what happens to them."""
+    """New tokens of one sequence, which logits are wanted, and where to record what happens to them.
+
+    `kind` says how experts are kept and changes no result: "decode" where the next step will go on from here, so that its
+    experts are worth keeping; "prompt" where many tokens pass by. Where it is not said, one token decodes.
+    """
 
     sequence: Sequence
     tokens: Seq[int]
     logits: Wanted = "last"
     trace: Trace | None = None
     kind: Kind | None = None
+
+    @property
+    def decodes(self) -> bool:
+        return len(self.tokens) == 1 if self.kind is None else self.kind == "decode"
 
 
 @dataclass(frozen=True)
@@ -44,15 +52,22 @@ class Batch:
         if len({id(segment.sequence) for segment in self.segments}) != len(self.segments):
             raise StateError("a sequence stands twice in one batch")
         for segment in self.segments:
+            if segment.kind not in (None, *get_args(Kind)):
+                hint = f"one of {', '.join(get_args(Kind))}"
+                raise InputError(f"unknown kind {segment.kind!r}", where="segment", hint=hint)
             segment.sequence.check_usable()
             check_tokens(segment.tokens, vocab)
 
     def tokens(self) -> list[int]:
         return [int(token) for segment in self.segments for token in segment.tokens]
 
+    def decodes(self) -> list[bool]:
+        """By token."""
+        return [segment.decodes for segment in self.segments for _ in segment.tokens]
+
     def spans(self, layer: int) -> list[Span]:
         return [
-            Span(start, start + len(s.tokens), len(s.sequence), s.sequence.states[layer])
+            Span(start, start + len(s.tokens), len(s.sequence), s.sequence.states[layer], s.decodes)
             for s, start in zip(self.segments, self.starts, strict=True)
         ]
 

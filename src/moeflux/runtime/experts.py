@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeflux.backends.ops import Handle, Ops
+from moeflux.backends.ops import Handle, Ops, Span
 from moeflux.core.config import Hints
 from moeflux.core.errors import StateError
 from moeflux.formats.checkpoint import Checkpoint
@@ -27,8 +27,6 @@ from moeflux.store.trace import TraceRecorder
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Ids = npt.NDArray[Any]  # [T, k]
-
-DECODE_TOKENS = 8  # more are a prompt: a sweep over experts, each used once
 
 
 class Lease:
@@ -125,9 +123,10 @@ class Experts:
         if self.stream is not None:
             self.stream.record(True)
 
-    def begin_step(self, tokens: Sequence[int]) -> None:
+    def begin_step(self, tokens: Sequence[int], decodes: Sequence[bool]) -> None:
+        """`decodes`: by token."""
         if self._recorder:
-            self._recorder.begin(tokens)
+            self._recorder.begin(tokens, decodes)
 
     def end_streamed_step(self) -> None:
         """After a forward in one call: layer by layer, `acquire` tells the recorder."""
@@ -136,11 +135,17 @@ class Experts:
             for layer, chosen in zip(self._tables, ids, strict=True):
                 self._recorder.record(layer, chosen)
 
-    def acquire(self, layer: int, ids: Ids) -> Lease:
-        """ids [T, k]. Starts the reads that are missing and waits for none."""
+    def acquire(self, layer: int, ids: Ids, spans: Sequence[Span] = ()) -> Lease:
+        """ids [T, k]. Starts the reads that are missing and waits for none.
+
+        Rows that no span calls decoding are a prompt's.
+        """
         if self._recorder:
             self._recorder.record(layer, ids)
-        lease = self.store.acquire(layer, ids, sweep=len(ids) > DECODE_TOKENS)
+        decoding = np.zeros(len(ids), dtype=bool)
+        for span in spans:
+            decoding[span.rows] = span.decodes
+        lease = self.store.acquire(layer, ids[decoding], swept=ids[~decoding])
         return Lease(lease, self._ops, self._tables[layer].n_experts, self._bits)
 
     def close(self) -> None:

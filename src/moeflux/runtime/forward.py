@@ -78,7 +78,7 @@ def _run(model: Model, batch: Batch, cancel: CancelFlag | None) -> list[F32 | No
 def _run_layers(model: Model, batch: Batch, x: Array, record: LayerRecord | None, cancel: CancelFlag | None) -> Array:
     layers = model.trunk.layers
     stream = model.experts.stream
-    model.experts.begin_step(batch.tokens())
+    model.experts.begin_step(batch.tokens(), batch.decodes())
     if record is None and stream is not None:
         y = model.ops.run_layers(layers, x, batch.spans, stream, cancel.native if cancel else None)
         if y is not None:
@@ -118,7 +118,7 @@ def layer_forward(
         if note:
             note("router_ids", ids)
             note("router_weights", weights)
-        with model.experts.acquire(index, ops.to_numpy(ids)) as lease:
+        with model.experts.acquire(index, ops.to_numpy(ids), spans) as lease:
             model.ring.begin(partial(ops.run_ffn, layer, x, h, ids, weights, lease.arrivals(cancel), note))
             x = model.ring.complete()
     if note:

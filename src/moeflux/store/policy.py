@@ -6,12 +6,15 @@ Every read takes no time here, so a replay tells hits and misses, not speed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import moeflux._native as _native
 from moeflux.core.errors import OptionError
+
+Ids = npt.NDArray[Any] | Iterable[int]  # of any shape, repetitions allowed
 
 UNDER_WAY = 2 * 2**20  # keeps a drive of 2 GB/s busy for a millisecond
 POLICIES = ("lru", "lfru")
@@ -44,13 +47,17 @@ class Residency:
         check_policy(policy)
         self._native = _native.Replay(n_layers, n_experts, n_slots, floor, policy)
 
-    def access(self, layer: int, ids: Iterable[int] | npt.NDArray[np.integer], *, sweep: bool = False) -> list[int]:
-        """Ask for these experts at once. Returns those that were not there; now they are, as far as slots go round."""
-        return self._native.access(layer, _array(ids), sweep)
+    def access(self, layer: int, ids: Ids, *, sweep: bool = False, swept: Ids = ()) -> list[int]:
+        """Ask for these experts at once. Returns those that were not there; now they are, as far as slots go round.
 
-    def hint(self, layer: int, ids: Iterable[int] | npt.NDArray[np.integer]) -> list[int]:
+        `sweep`: a prompt does. `swept`: what a prompt asks for besides.
+        """
+        asked, n_swept = join_swept(ids, sweep, swept)
+        return self._native.access(layer, asked, n_swept)
+
+    def hint(self, layer: int, ids: Ids) -> list[int]:
         """Those of the missing experts that found a slot."""
-        return self._native.hint(layer, _array(ids))
+        return self._native.hint(layer, as_ids(ids))
 
     def next_token(self) -> None:
         self._native.next_token()
@@ -61,6 +68,11 @@ class Residency:
     def count(self, layer: int) -> int:
         """Experts of this layer in memory."""
         return self._native.count(layer)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the demands of the last token that had any took more than half of the slots."""
+        return self._native.crowded
 
     @property
     def hints_useful(self) -> int:
@@ -76,5 +88,11 @@ class Residency:
         return self._native.evictions
 
 
-def _array(ids: Iterable[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+def join_swept(ids: Ids, sweep: bool, swept: Ids) -> tuple[npt.NDArray[np.int64], int]:
+    """All ids, a prompt's last, and how many of them are a prompt's."""
+    asked, more = as_ids(ids), as_ids(swept)
+    return np.concatenate([asked.ravel(), more.ravel()]), asked.size * sweep + more.size
+
+
+def as_ids(ids: Ids) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)

@@ -71,18 +71,19 @@ def replay(
     asked = hits = named = issued = before = 0
     nothing: list[set[int]] = [set()] * n_layers
     previous = nothing
-    for number, rows in enumerate(_steps(trace)):
+    for number, (rows, decodes) in enumerate(_steps(trace)):
         if number == warmup:
             asked = hits = named = issued = 0
             before = residency.hints_useful
         residency.next_token()
-        wanted = [set(rows[:, layer].ravel().tolist()) for layer in range(n_layers)]
+        wanted = _distinct(rows)
+        demanded = _distinct(rows[decodes])
         guesses = {"none": nothing, "previous": previous, "perfect": wanted}[prediction]
-        sweep = len(rows) > 1 and sum(map(len, wanted)) > n_slots
         for layer in range(n_layers):
             if layer + 1 < n_layers:
                 issued += len(residency.hint(layer + 1, sorted(guesses[layer + 1])))
-            misses = residency.access(layer, sorted(wanted[layer]), sweep=sweep)
+            swept = sorted(wanted[layer] - demanded[layer])
+            misses = residency.access(layer, sorted(demanded[layer]), swept=swept)
             asked += len(wanted[layer])
             hits += len(wanted[layer]) - len(misses)
             named += len(wanted[layer] & guesses[layer])
@@ -93,6 +94,14 @@ def replay(
     return ReplayResult(n_slots, policy, prediction, asked, hits, named, issued, useful)
 
 
-def _steps(trace: RoutingTrace) -> list[npt.NDArray[np.int16]]:
-    starts = np.flatnonzero(np.diff(trace.steps, prepend=-1))
-    return np.split(trace.ids, starts[1:]) if len(trace) else []
+def _distinct(rows: npt.NDArray[np.int16]) -> list[set[int]]:
+    """By layer, from [T, L, K]."""
+    return [set(rows[:, layer].ravel().tolist()) for layer in range(rows.shape[1])]
+
+
+def _steps(trace: RoutingTrace) -> list[tuple[npt.NDArray[np.int16], npt.NDArray[np.bool_]]]:
+    """Of each step the choices [T, L, K], and which rows decode [T]."""
+    if not len(trace):
+        return []
+    starts = np.flatnonzero(np.diff(trace.steps, prepend=-1))[1:]
+    return list(zip(np.split(trace.ids, starts), np.split(trace.decodes, starts), strict=True))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,9 @@ from moeflux.formats.experts import ExpertLayout, ExpertTable
 from moeflux.formats.quant import Matrix
 from moeflux.store.cancel import CancelFlag
 from moeflux.store.index import native_layers, slot_sizes
-from moeflux.store.policy import check_policy, layer_floor
+from moeflux.store.policy import Ids, as_ids, check_policy, join_swept, layer_floor
 from moeflux.store.reader import PythonReaders
 from moeflux.store.stats import StoreStats
-
-Ids = npt.NDArray[Any] | Iterable[int]  # of any shape, repetitions allowed
 
 READERS = ("native", "python")
 
@@ -155,12 +153,14 @@ class ExpertStore:
         """Of all layers."""
         return sum(table.n_experts for table in self._tables.values())
 
-    def acquire(self, layer: int, ids: Ids, *, sweep: bool = False) -> Lease:
+    def acquire(self, layer: int, ids: Ids, *, sweep: bool = False, swept: Ids = ()) -> Lease:
         """A lease on these experts. Starts the reads that are missing and waits for none.
 
         `sweep`: every one is used once and released early (`Lease.release`), and there may be more than fit.
+        `swept`: experts besides, for which that holds.
         """
-        lease = self.native.acquire(layer, _array(ids), sweep)
+        asked, n_swept = join_swept(ids, sweep, swept)
+        lease = self.native.acquire(layer, asked, n_swept)
         table = self._tables[layer]
         return Lease(lease, table, f"{self._paths[table.sources[0][0].file].name}: layer {layer}")
 
@@ -169,10 +169,11 @@ class ExpertStore:
 
         `sweep`: by a sweep; takes no slot but free ones and what sweeps left behind. `soon`: read before other hints.
         """
-        self.native.hint(layer, _array(ids), sweep, soon)
+        self.native.hint(layer, as_ids(ids), sweep, soon)
 
-    def next_token(self) -> None:
-        self.native.next_token()
+    def next_token(self) -> bool:
+        """A new token begins. Whether the demands of the one before took more than half of the slots."""
+        return self.native.next_token()
 
     def stats(self) -> StoreStats:
         self._tell_notes()
@@ -200,7 +201,3 @@ class ExpertStore:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _array(ids: Ids) -> npt.NDArray[np.int64]:
-    return np.ascontiguousarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)

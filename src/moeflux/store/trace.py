@@ -30,6 +30,7 @@ class RoutingTrace:
     ids: npt.NDArray[np.int16]  # [T, L, K]
     tokens: npt.NDArray[np.int32]  # [T]
     steps: npt.NDArray[np.int32]  # [T], ascending
+    decodes: npt.NDArray[np.bool_]  # [T]: or is part of a prompt
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -44,6 +45,7 @@ class RoutingTrace:
             "ids": self.ids,
             "tokens": self.tokens,
             "steps": self.steps,
+            "decodes": self.decodes,
         }
         write_atomically(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
 
@@ -77,7 +79,15 @@ def _checked(a: dict[str, npt.NDArray[Any]], where: str) -> RoutingTrace:
     require(n_experts > 0, "n_experts")
     require(ids.size == 0 or (ids.min() >= 0 and ids.max() < n_experts), f"expert {ids.max(initial=0)} of {n_experts}")
     require(bool((np.diff(a["steps"]) >= 0).all()), "steps do not ascend")
-    return RoutingTrace(str(a["model"]), n_experts, tuple(layers.tolist()), ids, a["tokens"], a["steps"])
+    decodes = a.get("decodes", _alone(a["steps"]))
+    require(decodes.dtype == np.bool_ and decodes.shape == (n,), f"decodes of shape {list(decodes.shape)} for {n} rows")
+    return RoutingTrace(str(a["model"]), n_experts, tuple(layers.tolist()), ids, a["tokens"], a["steps"], decodes)
+
+
+def _alone(steps: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """[T]: rows that were a step of their own. In a file that does not say, these decode."""
+    _, step, n = np.unique(steps, return_inverse=True, return_counts=True)
+    return np.asarray(n[step] == 1)
 
 
 class TraceRecorder:
@@ -93,12 +103,17 @@ class TraceRecorder:
         self._k = k
         self._done: list[npt.NDArray[np.int16]] = []
         self._tokens: list[npt.NDArray[np.int32]] = []
+        self._decodes: list[npt.NDArray[np.bool_]] = []
         self._open: dict[int, npt.NDArray[np.int16]] = {}
         self._open_tokens: npt.NDArray[np.int32] | None = None
+        self._open_decodes = np.empty(0, dtype=bool)
 
-    def begin(self, tokens: Sequence[int] | npt.NDArray[np.integer]) -> None:
+    def begin(self, tokens: Sequence[int] | npt.NDArray[np.integer], decodes: Sequence[bool] | None = None) -> None:
+        """`decodes`: by token; where it is not said, one token alone does."""
         self._finish()
         self._open_tokens = np.asarray(tokens, dtype=np.int32).reshape(-1)
+        n = len(self._open_tokens)
+        self._open_decodes = np.full(n, n == 1) if decodes is None else np.asarray(decodes, dtype=bool)
 
     def record(self, layer: int, ids: npt.NDArray[np.integer]) -> None:
         """ids [T, K]"""
@@ -120,7 +135,9 @@ class TraceRecorder:
         empty = np.empty((0, len(self._layers), self._k), dtype=np.int16)
         steps = np.repeat(np.arange(len(self._tokens), dtype=np.int32), [len(tokens) for tokens in self._tokens])
         tokens = np.concatenate([np.empty(0, dtype=np.int32), *self._tokens])
-        return RoutingTrace(self._model, self._n_experts, self._layers, np.concatenate([empty, *self._done]), tokens, steps)
+        decodes = np.concatenate([np.empty(0, dtype=bool), *self._decodes])
+        ids = np.concatenate([empty, *self._done])
+        return RoutingTrace(self._model, self._n_experts, self._layers, ids, tokens, steps, decodes)
 
     def save(self, path: Path) -> None:
         self.trace().save(path)
@@ -129,4 +146,5 @@ class TraceRecorder:
         if self._open_tokens is not None and len(self._open) == len(self._layers) and len(self._open_tokens):
             self._done.append(np.stack([self._open[layer] for layer in self._layers], axis=1))
             self._tokens.append(self._open_tokens)
+            self._decodes.append(self._open_decodes)
         self._open, self._open_tokens = {}, None

@@ -272,19 +272,20 @@ def _not_finite(where: str | None = None) -> NumericError:
 
 
 def _state(span: Span) -> tuple[Any, ...]:
-    """What a native layer needs of a span: rows, position and state. Rows are grown for the new tokens and given as the
-    addresses of their blocks, with the bytes of an element; arrays as they are."""
+    """What a native layer needs of a span: rows, position, state and kind. Rows are grown for the new tokens and given
+    as the addresses of their blocks, with the bytes of an element; arrays as they are."""
     state, n = span.state, span.stop - span.start
+    rows = (span.start, span.stop, span.position)
     match state:
         case KvState(keys=keys, values=values):
             keys.extend(n)
             values.extend(n)
-            return (span.start, span.stop, span.position, keys.table, values.table, keys.storage.element_bytes)
+            return (*rows, keys.table, values.table, keys.storage.element_bytes, span.decodes)
         case LatentState(latents=latents):
             latents.extend(n)
-            return (span.start, span.stop, span.position, latents.table, latents.table, latents.storage.element_bytes)
+            return (*rows, latents.table, latents.table, latents.storage.element_bytes, span.decodes)
         case DeltaState():
-            return (span.start, span.stop, span.position, state.conv, state.delta)
+            return (*rows, state.conv, state.delta, span.decodes)
     raise TypeError(type(state))
 
 
