@@ -28,8 +28,12 @@ class Charge:
     def __init__(self, account: StateAccount, nbytes: int) -> None:
         self._account, self.nbytes = account, nbytes
 
-    def __del__(self) -> None:
-        self._account._freed.append(self.nbytes)
+    def end(self) -> None:
+        """Called by itself when nobody has it any more; twice is fine."""
+        freed, self.nbytes = self.nbytes, 0
+        self._account._freed.append(freed)
+
+    __del__ = end
 
 
 class StateAccount:

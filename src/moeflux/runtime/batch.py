@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from moeflux.backends.ops import Span
 from moeflux.core.errors import InputError, StateError
@@ -16,12 +20,22 @@ Wanted = Literal["last", "all", "none"]
 
 @dataclass(frozen=True)
 class Segment:
-    """New tokens of one sequence, which logits are wanted, and where to record what happens to them."""
+    """New tokens of one sequence, which logits are wanted, and where to record what happens to them.
+
+    `take(first, rows)`: is handed all logits, a few rows at a time, and `forward` then returns none. A whole prompt's
+    would be as large as its tokens times the vocabulary.
+    """
 
     sequence: Sequence
     tokens: Seq[int]
     logits: Wanted = "last"
     trace: Trace | None = None
+    take: Callable[[int, npt.NDArray[np.float32]], None] | None = None
+
+    @property
+    def returned(self) -> Wanted:
+        """Which logits `forward` returns."""
+        return "none" if self.take else self.logits
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,7 @@ class Batch:
         rows: list[int] = []
         for segment, start in zip(self.segments, self.starts, strict=True):
             stop = start + len(segment.tokens)
-            first = {"all": start, "last": stop - 1, "none": stop}[segment.logits]
+            first = {"all": start, "last": stop - 1, "none": stop}[segment.returned]
             rows += range(first, stop)
         return rows
 
