@@ -72,7 +72,7 @@ class StateAccount:
                     f"{format_bytes(nbytes)} more for states, but {format_bytes(self.used)} of the "
                     f"{format_bytes(self.limit or 0)} that the plan has for them are used",
                     where="memory of sequences",
-                    hint="end other sequences, or load the model with more sequences=, a longer context= or more checkpoints=",
+                    hint="end other sequences, or load the model with more sequences= or a longer context=",
                 )
 
     def add_giver(self, giver: GivesWay) -> None:

@@ -16,9 +16,10 @@ from moeflux.cli import options as o
 from moeflux.cli.generate import show
 from moeflux.cli.progress import PromptBar
 from moeflux.cli.talk import closing, colours, interrupts, opened, say
+from moeflux.core.config import TextUse
 from moeflux.core.errors import MoefluxError
 from moeflux.core.units import format_bytes
-from moeflux.session.chat import CHECKPOINTS, Answer, Chat
+from moeflux.session.chat import Answer, Chat
 from moeflux.session.events import Finish
 
 HELP = """\
@@ -64,7 +65,8 @@ def chat(
         **o.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
                   presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed),
     }  # fmt: skip
-    with opened(model, backend, threads, ram, context, isa, slots, CHECKPOINTS) as engine:
+    use: TextUse = "all" if wanted["grammar"] else "plain"
+    with opened(model, backend, threads, ram, context, isa, slots, use) as engine:
         talk = _Talk(engine, engine.chat(system=system, thinking=thinking), wanted, as_json)
         if sys.stdin.isatty():
             with contextlib.suppress(ImportError):

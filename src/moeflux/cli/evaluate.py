@@ -38,7 +38,9 @@ def eval_text(
     lossy = o.given(k=k, bits=bits)
     scores: dict[str, Score] = {}
     for name, options in {"as it is": {}, **({_label(lossy): lossy} if lossy else {})}.items():
-        with load(folder, backend=backend, threads=threads, ram=ram, context=context, isa=isa, **options) as engine:
+        with load(
+            folder, backend=backend, threads=threads, ram=ram, context=context, isa=isa, text="plain", **options
+        ) as engine:
             for note in (*engine.notes, opening(str(folder), engine)):
                 say(note)
             with _bar(name) as progress:

@@ -14,6 +14,7 @@ from moeflux.cli import options as o
 from moeflux.cli.progress import PromptBar
 from moeflux.cli.talk import closing, dim, interrupts, opened, say
 from moeflux.cli.tracing import check_trace, tracing
+from moeflux.core.config import TextUse
 from moeflux.core.errors import OptionError
 from moeflux.session.chat import Answer
 from moeflux.session.events import Token
@@ -65,7 +66,8 @@ def generate(
         **o.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
                   presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed, logprobs=logprobs),
     }  # fmt: skip
-    with opened(folder, backend, threads, ram, context, isa, slots) as engine, tracing(engine, trace):
+    use: TextUse = "all" if wanted["grammar"] else "plain"
+    with opened(folder, backend, threads, ram, context, isa, slots, use) as engine, tracing(engine, trace):
         bar = PromptBar()
         lead = text if prompt is model is None and text == DEMO_PROMPT else ""  # nobody has seen it yet
         if chat or system:

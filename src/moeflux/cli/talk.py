@@ -12,8 +12,8 @@ from typing import Any
 
 from moeflux.api import Engine, load
 from moeflux.cli.progress import byte_bar
+from moeflux.core.config import TextUse
 from moeflux.core.units import format_bytes
-from moeflux.runtime.inspect import inspect_model
 from moeflux.session.demo import demo_model
 from moeflux.session.events import Finish
 
@@ -27,11 +27,10 @@ def opened(
     context: int | None,
     isa: str,
     slots: int | None,
-    checkpoints: int = 0,
+    text: TextUse,
 ) -> Iterator[Engine]:
-    """The model, or the demo model where none was named, and the opening line. Memory is planned for so many checkpoints."""
+    """The model, or the demo model where none was named, and the opening line. `text`: what memory is kept for."""
     folder = demo_model() if model is None else model
-    kept = checkpoints * inspect_model(folder).sizes.state_per_sequence if checkpoints else 0
     with byte_bar("loading") as progress:
         options: dict[str, Any] = {
             "threads": threads,
@@ -39,7 +38,7 @@ def opened(
             "context": context,
             "isa": isa,
             "slots": slots,
-            "prefixes": kept,
+            "text": text,
         }
         engine = load(folder, backend=backend, **options, progress=progress)
     with engine:

@@ -37,6 +37,11 @@ class Segment:
         """Which logits `forward` returns."""
         return "none" if self.take else self.logits
 
+    @property
+    def n_returned(self) -> int:
+        """Rows of logits that `forward` returns."""
+        return {"all": len(self.tokens), "last": 1, "none": 0}[self.returned]
+
 
 @dataclass(frozen=True)
 class Batch:

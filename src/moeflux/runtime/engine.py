@@ -206,8 +206,7 @@ class Engine:
         if n > most:
             hint = "prefill cuts a prompt by itself; a larger budget (ram=) gives larger chunks"
             raise InputError(f"{n} tokens in one forward, but memory is planned for {most}", where="forward", hint=hint)
-        counts = {"all": len, "last": lambda _: 1, "none": lambda _: 0}
-        rows = sum(counts[segment.returned](segment.tokens) for segment in segments)
+        rows = sum(segment.n_returned for segment in segments)
         if rows > self.plan.logit_rows:
             hint = "take logits a few rows at a time (Segment.take), or load the model with more sequences="
             what = f"{rows} rows of logits at once, but memory is planned for {self.plan.logit_rows}"

@@ -156,7 +156,7 @@ def _split(logits: F32, batch: Batch) -> list[F32 | None]:
     result: list[F32 | None] = []
     at = 0
     for segment in batch.segments:
-        n = {"all": len(segment.tokens), "last": 1, "none": 0}[segment.returned]
+        n = segment.n_returned
         result.append(logits[at : at + n] if n else None)
         at += n
     return result

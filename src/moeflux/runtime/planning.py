@@ -36,7 +36,7 @@ class Wanted:
     drive: int | None = None
     memory: int | None = None
     threads: int | None = None
-    text: TextNeeds = TextNeeds()
+    text: TextNeeds | None = None  # of a model that is only planned
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _resources(spec: ModelSpec, wanted: Wanted, drive: DriveProbe | None, memory
         threads=wanted.threads or EngineConfig(Path()).n_threads,
         context=wanted.context or min(DEFAULT_CONTEXT, spec.context),
         checkpoints=EngineConfig(Path()).checkpoints,
-        text=wanted.text,
+        text=wanted.text or TextNeeds(),
         rates=Rates(wanted.drive, wanted.memory or (memory.bytes_s if memory else None), memory.macs_s if memory else None),
     )
     return _with_drive(resources, drive) if drive else resources

@@ -1,7 +1,7 @@
 """What text costs in memory, before any of it is read: tokenizer, vocabulary for constraints, logits and sampling.
 
-Measured with byte-level BPE tokenizers of 8,000 to 248,000 ids (`python benchmarks/memory.py --text`), and rounded up. All of
-it follows from the number of ids and the size of tokenizer.json.
+Measured with byte-level BPE tokenizers of 8,000 to 248,000 ids (`python benchmarks/memory.py --text`), and rounded up. It all
+follows from the number of ids and the size of tokenizer.json.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moeflux.core.errors import MoefluxError
+from moeflux.core.errors import BudgetError, MoefluxError
 from moeflux.core.log import log
 from moeflux.runtime.engine import Engine
 from moeflux.runtime.saving import load_snapshot
@@ -149,6 +149,8 @@ class PrefixStore:
         try:
             states = self._engine.sequence().states
             snapshot, _ = load_snapshot(entry.file, states, self._engine.identity, self._engine.spec.vocab)
+        except BudgetError:  # nothing is wrong with the file
+            return None
         except MoefluxError as error:
             log.warning("a kept prefix of %d tokens is not used and removed: %s", len(entry.tokens), error)
             self._forget(entry)
