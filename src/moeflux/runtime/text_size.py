@@ -1,6 +1,6 @@
 """What text costs in memory, before any of it is read: tokenizer, vocabulary for constraints, logits and sampling.
 
-Measured with byte-level BPE tokenizers of 8,000 to 248,000 ids (`python benchmarks/memory.py --text`), and rounded up. It all
+Measured with byte-level BPE tokenizers of 8,000 to 248,000 ids (`python benchmarks/memory.py --text`), and rounded up. It
 follows from the number of ids and the size of tokenizer.json.
 """
 
@@ -25,7 +25,7 @@ CONSTRAINT_BYTES = 4 * MIB  # and a grammar for each sequence:
 GRAMMAR_BYTES = 2 * MIB
 
 TURN_BYTES = 16 * MIB  # of logits that are computed together where every token's are wanted
-TURN_ROWS = 512
+TURN_ROWS = 128
 RETURNED_BYTES = 8 * MIB  # of logits that are handed out, as `score` does
 ROW_ID_BYTES = 5  # of a row of logits and of the test whether it is finite
 TALLY_ID_BYTES = 8  # of a sequence: which tokens came how often

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 PIECE = 32_768  # characters
 WINDOW = 1024  # characters on each side of a place, by which the tokenizer says where it parts a text
 
-Part = Callable[[str], list[tuple[int, int]]]  # begin and end of each part of a text
+Part = Callable[[str], list[int]]  # where the parts of a text begin
 
 
 def cut(text: str, part: Part) -> Iterator[str]:
@@ -21,14 +21,15 @@ def cut(text: str, part: Part) -> Iterator[str]:
         stop = _place(text, start + PIECE, part)
         yield text[start:stop]
         start = stop
-    yield text[start:]
+    if start < len(text):
+        yield text[start:]
 
 
 def _place(text: str, at: int, part: Part) -> int:
     """The first good place from `at` on; the end where there is none."""
     while at + WINDOW < len(text):
         before = at - WINDOW
-        edges = [before + begin for begin, _ in part(text[before : at + WINDOW])]
+        edges = [before + begin for begin in part(text[before : at + WINDOW])]
         good = [edge for edge in edges if at - WINDOW // 2 <= edge < at + WINDOW // 2 and _stands_alone(text, edge)]
         if good:
             return next((edge for edge in good if text[edge - 1] == "\n"), good[0])

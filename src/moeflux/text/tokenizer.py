@@ -6,6 +6,7 @@ template, which brings its own), `encode_plain` (text in which no added token is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -60,8 +61,16 @@ class Tokenizer:
         """Whether a document is nothing but its parts: no tokens around it, but for one that begins it."""
         return self.is_byte_level and self._tokenizer.pre_tokenizer is not None and not self._tokenizer.encode("").ids
 
-    def _parts(self, text: str) -> list[tuple[int, int]]:
-        return [span for _, span in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    def _parts(self, text: str) -> list[int]:
+        """Where the parts of a text begin, but for those in and beside an added token, which may take spaces along."""
+        added = [match.span() for match in self._any_added.finditer(text)] if self.added else []
+        begins = [begin for _, (begin, _) in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+        return [at for at in begins if not any(start - 1 <= at <= stop + 1 for start, stop in added)]
+
+    @cached_property
+    def _any_added(self) -> re.Pattern[str]:
+        longest_first = sorted(self.added, key=len, reverse=True)
+        return re.compile("|".join(re.escape(content) for content in longest_first))
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self.named_id("bos_token") if self.config.get("add_bos_token") is True else None
