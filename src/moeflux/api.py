@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from moeflux.core.config import EngineConfig, Hints, Kv, Scales
+from moeflux.core.config import EngineConfig, Hints, Kv, Scales, TextUse
+from moeflux.core.errors import MoefluxError
+from moeflux.models.spec import ModelSpec
 from moeflux.runtime import engine as runtime
 from moeflux.runtime.experts import Progress
 from moeflux.runtime.prefill import OnPrefill
@@ -25,7 +28,14 @@ class Engine(runtime.Engine):
     @cached_property
     def text(self) -> ModelText:
         """Tokenizer, chat template, ends and sampling defaults of the model."""
-        return ModelText(self.config.model, self.spec)
+        return ModelText(self.config.model, self.spec, self.config.text)
+
+    def _open_text(self, spec: ModelSpec) -> None:
+        with suppress(MoefluxError):  # token ids need none of it; who asks for text is told then
+            text = ModelText(self.config.model, spec, self.config.text)
+            if text.has_tokenizer:
+                _ = text.tokenizer
+            self.text = text
 
     def generate(
         self,
@@ -72,6 +82,8 @@ def load(
     ring: int = 0,
     k: int | None = None,
     bits: int | None = None,
+    text: TextUse = "all",
+    checkpoints: int = 2,
     progress: Progress | None = None,
 ) -> Engine:
     """Open a model folder in place; without one, the demo model. Options that would do nothing are refused with the reason.
@@ -82,7 +94,10 @@ def load(
     whenever they are used, which is slow and there to measure what it costs (`moeflux eval`).
     `isa` forces an instruction set of the native backend; `progress(done, total)` is told about bytes of experts read.
     `kv`: keys and values are rounded to bf16 when they are computed; "f32" keeps them whole in twice the memory.
-    `sequences` that run at the same time, and bytes for `prefixes` whose states are kept, are counted in the plan.
+    `sequences` that run at the same time, each with so many `checkpoints` that it can go back to, and bytes for `prefixes`
+    whose states are kept, are counted in the plan; more than was planned is refused, unless memory is left over.
+    `text`: "all" keeps memory for the tokenizer and for constrained output, "plain" for the tokenizer, "none" for neither:
+    what is not planned for is refused.
 
     The others never change a result: `hints` (how later layers' experts are foreseen), `policy` (which expert makes room),
     `reader`, `slots` (experts in memory at most, where that shall be fewer than the budget holds), `scales` (of all experts:
@@ -90,5 +105,5 @@ def load(
     layer: the native one does not, and refuses it).
     """
     folder = demo_model() if path is None else Path(path)
-    options = (hints, policy, reader, slots, scales, ring, kv, sequences, prefixes, k, bits)
+    options = (hints, policy, reader, slots, scales, ring, kv, sequences, prefixes, k, bits, text, checkpoints)
     return Engine(EngineConfig(folder, backend, threads, ram, vram, context, isa, *options), progress)

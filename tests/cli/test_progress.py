@@ -27,8 +27,6 @@ def test_a_short_prompt_has_no_bar(monkeypatch, done, total, shown):
 def test_checkpoints_of_a_conversation_are_planned():
     state = inspect_model(demo_model()).sizes.state_per_sequence
     assert state > 0
-    with (
-        opened(None, {"threads": 1}, 2) as kept,
-        opened(None, {"threads": 1}) as one,
-    ):
-        assert kept.plan.memory.state == one.plan.memory.state + 2 * state
+    with opened(None, {"threads": 1}, "plain") as engine:
+        assert engine.plan.memory.checkpoints >= 2 * state
+        assert engine.plan.memory.constraints == 0

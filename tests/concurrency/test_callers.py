@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 from functools import partial
@@ -27,6 +28,7 @@ def options(request):
 @pytest.fixture
 def engine(mlx, options):
     with moeflux.load(mlx(NAME), context=8192, sequences=8, **options) as engine:
+        engine.plan = dataclasses.replace(engine.plan, chunk_tokens=8192)  # long prompts in one forward
         yield engine
 
 

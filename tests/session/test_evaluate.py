@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux.session import evaluate as room
+from moeflux.runtime import text_size
 from moeflux.session.evaluate import evaluate
 from session.models import CHECKPOINT, chat_model
 
@@ -36,7 +36,7 @@ def test_one_window(engine, monkeypatch):
     assert score.nats == pytest.approx(plain(engine, ids), rel=1e-6)
     assert score.bits_per_character == pytest.approx(score.nats / np.log(2) / score.n_characters)
     assert score.perplexity == pytest.approx(np.exp(score.nats / score.n_tokens))
-    monkeypatch.setattr(room, "LOGITS", 7 * engine.spec.vocab)
+    monkeypatch.setattr(text_size, "TURN_ROWS", 7)
     assert evaluate(engine, engine.text.tokenizer, TEXT).nats == pytest.approx(score.nats, rel=1e-9)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
 
 import moeflux
@@ -64,13 +64,13 @@ class Faults:
 class Caller:
     def __init__(self, ids, n, seed):
         self.ids, self.n, self.seed, self.events = tuple(ids), n, seed, []
-        self.handle, self.cancelled = None, False
+        self.handle, self.cancelled, self.closed = None, False, False
 
     def submit(self, worker, priority):
         options = RequestOptions(self.n, sampling={"temperature": 0.8, "seed": self.seed}, priority=priority)
         self.handle = worker.submit(list(self.ids), options, self.events.append)
 
-    def check(self, closed):
+    def check(self):
         """After its end."""
         with contextlib.suppress(ReadError, ClosedError):
             self.handle.result(SECONDS)
@@ -78,7 +78,7 @@ class Caller:
         assert len(last) == 1
         assert self.events[-1] is last[0]
         if isinstance(last[0], Failed):
-            assert FAULT in self.ids or (closed and isinstance(last[0].error, ClosedError))
+            assert FAULT in self.ids or (self.closed and isinstance(last[0].error, ClosedError))
         tokens = tuple(event.id for event in self.events if isinstance(event, Token))
         expected = alone(self.ids, self.n, self.seed)
         assert tokens == expected[: len(tokens)]
@@ -140,7 +140,7 @@ class Callers(RuleBasedStateMachine):
 
     @rule(caller=callers)
     def wait(self, caller):
-        caller.check(closed=False)
+        caller.check()
 
     @rule()
     def look(self):
@@ -157,7 +157,8 @@ class Callers(RuleBasedStateMachine):
         self.worker.close(drain)
         for caller in self.all:
             assert caller.handle.done
-            caller.check(closed=True)
+            caller.closed = True
+            caller.check()
         self.all = []
         self.store.close()
 
@@ -188,5 +189,9 @@ class Submitting(threading.Thread):
 
 TestCallers = Callers.TestCase
 TestCallers.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=25,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # threads make each run another: shrinking would lead nowhere
 )

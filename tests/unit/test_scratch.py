@@ -7,6 +7,8 @@ import pytest
 import moeflux
 from moeflux import Segment
 from moeflux.bench.synthetic import write_checkpoint
+from moeflux.runtime.batch import Batch
+from moeflux.runtime.forward import forward
 from moeflux.runtime.inspect import inspect_model
 from moeflux.runtime.scratch import machine_bytes, scratch_bytes
 from unit.test_synthetic import DEEPSEEK, NEXT, QUANT, QWEN, QWEN3
@@ -29,7 +31,8 @@ CASES = {
 def test_the_machine_asks_for_no_more(name, tokens, tmp_path):
     write_checkpoint(CASES[name], tmp_path / "model")
     with moeflux.load(tmp_path / "model", threads=2) as engine:
-        engine.forward(Segment(engine.sequence(), [i % 300 for i in range(tokens)], "none"))
+        batch = Batch((Segment(engine.sequence(), [i % 300 for i in range(tokens)], "none"),))
+        forward(engine.model, batch)  # an engine refuses more tokens than were planned
         used = engine.model.ops.scratch_bytes
         integer = inspect_model(tmp_path / "model").sizes.integer
         assert integer == (name != "floats")

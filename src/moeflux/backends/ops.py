@@ -13,8 +13,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+from moeflux.backends.account import StateAccount
 from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import Array, DeltaState, KvState, LatentState, LayerState, Rows, Storage
 from moeflux.core.config import Hints, Kv
@@ -25,6 +27,7 @@ Handle = Any  # a weight as the backend keeps it
 Weights = Mapping[str, Handle]
 Arrivals = Iterable[tuple[Handle, Sequence[int]]]  # a bank and experts that are in it; good until the next is asked for
 
+F32_BYTES = 4
 Record = Callable[[str, Array], None]  # name of an intermediate result, its rows
 
 
@@ -236,16 +239,17 @@ class Ops(ABC):
 
     # Blocks.
 
-    def new_state(self, spec: Mixer, kv: Kv) -> LayerState:
+    def new_state(self, spec: Mixer, kv: Kv, account: StateAccount) -> LayerState:
         storage = self.storage(kv)
         match spec:
             case Attention(n_kv_heads=heads, head_dim=dim):
-                return KvState(Rows(storage, heads, dim), Rows(storage, heads, dim))
+                return KvState(Rows(storage, heads, dim, account=account), Rows(storage, heads, dim, account=account))
             case Mla():
-                return LatentState(Rows(storage, spec.latent_dim))
+                return LatentState(Rows(storage, spec.latent_dim, account=account))
             case DeltaNet():
-                delta = self.zeros((spec.n_value_heads, spec.key_dim, spec.value_dim))
-                return DeltaState(self.zeros((spec.conv_width - 1, spec.channels)), delta)
+                conv, delta = (spec.conv_width - 1, spec.channels), (spec.n_value_heads, spec.key_dim, spec.value_dim)
+                charge = account.take(F32_BYTES * (prod(conv) + prod(delta)))
+                return DeltaState(self.zeros(conv), self.zeros(delta), charge, account)
 
     def mix(self, x: Array, w: Weights, spec: Mixer, spans: Sequence[Span], eps: float) -> Array:
         match spec:

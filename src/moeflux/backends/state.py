@@ -2,7 +2,8 @@
 
 Rows by position live in blocks that sequences and snapshots share by reference. A row is written once and never changes
 after that: whoever wants other rows behind a shared beginning gets a block of its own. So sharing costs nothing, cutting
-is exact, and nothing has to be counted. Arrays come from the backend and are opaque here.
+is exact, and nobody has to count who shares what. Arrays come from the backend and are opaque here. All memory is taken
+from the account of the engine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import prod
 from typing import Any, Protocol
+
+from moeflux.backends.account import Charge, StateAccount
 
 Array = Any
 
@@ -44,9 +47,10 @@ class Storage(Protocol):
 class Block:
     """Rows of BLOCK positions, the first `written` of which are final."""
 
-    __slots__ = ("address", "data", "written")
+    __slots__ = ("address", "charge", "data", "written")
 
-    def __init__(self, storage: Storage, row_shape: tuple[int, ...]) -> None:
+    def __init__(self, storage: Storage, row_shape: tuple[int, ...], account: StateAccount) -> None:
+        self.charge = account.take(BLOCK * storage.element_bytes * prod(row_shape))
         self.data = storage.allocate((BLOCK, *row_shape))
         self.address = storage.address(self.data)
         self.written = 0
@@ -59,8 +63,10 @@ class Block:
 class Rows:
     """A growing table with one row per position."""
 
-    def __init__(self, storage: Storage, *row_shape: int) -> None:
+    def __init__(self, storage: Storage, *row_shape: int, account: StateAccount | None = None) -> None:
+        """`account`: where its blocks are counted."""
         self.storage = storage
+        self._account = StateAccount() if account is None else account
         self.row_shape = row_shape
         self._blocks: list[Block] = []
         self._length = 0
@@ -90,18 +96,25 @@ class Rows:
             self._own_last(offset)
             self._blocks[-1].written = min(BLOCK, offset + n)
         while len(self._blocks) * BLOCK < end:
-            block = Block(self.storage, self.row_shape)
+            block = Block(self.storage, self.row_shape, self._account)
             block.written = min(BLOCK, end - len(self._blocks) * BLOCK)
             self._blocks.append(block)
             self._table = None
         self._length = end
+
+    def growth_bytes(self, n: int) -> int:
+        """What `extend(n)` would allocate."""
+        blocks = -(-(self._length + n) // BLOCK) - len(self._blocks)
+        offset = self._length % BLOCK
+        copied = bool(offset and n) and self._blocks[-1].written != offset
+        return (blocks + copied) * BLOCK * self.row_bytes
 
     def _own_last(self, offset: int) -> None:
         """Rows from `offset` on may be written: nobody wrote them yet, or into a copy of what stands before them."""
         last = self._blocks[-1]
         if last.written == offset:
             return
-        block = Block(self.storage, self.row_shape)
+        block = Block(self.storage, self.row_shape, self._account)
         block.data[:offset] = last.data[:offset]
         self._blocks[-1] = block
         self._table = None
@@ -114,7 +127,7 @@ class Rows:
 
     def share(self, length: int | None = None) -> Rows:
         """The first rows, all by default, as a table of its own on the same blocks."""
-        other = Rows(self.storage, *self.row_shape)
+        other = Rows(self.storage, *self.row_shape, account=self._account)
         other._length = self._length if length is None else length
         other._blocks = self._blocks[: -(-other._length // BLOCK)]
         return other
@@ -198,11 +211,14 @@ class LatentState(LayerState):
 class DeltaState(LayerState):
     """Gated delta net: the last inputs of the convolution and the recurrent matrix of each value head."""
 
-    def __init__(self, conv: Array, delta: Array) -> None:
+    def __init__(self, conv: Array, delta: Array, charge: Charge, account: StateAccount) -> None:
+        """`charge`: of its arrays, taken before they were made."""
+        self._charge, self._account = charge, account
         self.conv = conv  # [width - 1, C], oldest first, before the convolution
         self.delta = delta  # [value heads, key dim, value dim]
         self.rows = {}
         self.arrays = {"conv": conv, "delta": delta}
 
     def fork(self) -> DeltaState:
-        return DeltaState(self.conv.copy(), self.delta.copy())
+        charge = self._account.take(self.array_bytes)
+        return DeltaState(self.conv.copy(), self.delta.copy(), charge, self._account)

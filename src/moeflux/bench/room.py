@@ -82,7 +82,7 @@ def make_room(config: EngineConfig, share: float | None = None) -> Room:
     if budget > free + used:
         what = f"a budget of {format_bytes(budget)}, but {format_bytes(free + used)} are free"
         raise BudgetError(what, where="memory", hint="a smaller --share or --slots, or --ram")
-    return Room(budget, own, replace(config, ram=budget - own))
+    return Room(budget, own, replace(config, ram=budget - own, text="none"))
 
 
 def memory_use(room: Room, planned: int) -> MemoryUse:
@@ -99,6 +99,7 @@ def _needs(config: EngineConfig, spec: ModelSpec, sizes: Sizes, used: int) -> Ne
         kv=config.kv,
         sequences=config.sequences,
         prefixes=config.prefix_bytes,
+        checkpoints=config.checkpoints,
         scales="streamed",
     )
     return Needs(spec, sizes, resources)

@@ -19,7 +19,7 @@ from moeflux.cli.talk import closing, follow, opened
 from moeflux.cli.terminal import colours, say
 from moeflux.core.errors import InputError, MoefluxError
 from moeflux.core.units import format_bytes
-from moeflux.session.chat import CHECKPOINTS, Answer, Chat
+from moeflux.session.chat import Answer, Chat
 from moeflux.session.demo import demo_model
 from moeflux.session.events import Finish
 
@@ -66,7 +66,7 @@ def chat(
     o.check_answer(demo_model() if model is None else model, wanted, loading, system)
     if sys.stdin is None:
         raise InputError("is closed: there is nobody to talk with", where="stdin")
-    with opened(model, loading, CHECKPOINTS) as engine:
+    with opened(model, loading, "all" if wanted["grammar"] else "plain") as engine:
         talk = _Talk(engine, engine.chat(system=system, thinking=thinking), wanted, as_json)
         if stdin_is_terminal():
             with contextlib.suppress(ImportError):

@@ -42,7 +42,7 @@ def eval_text(
     words = o.read_text(text)
     scores: dict[str, Score] = {}
     for name, options in {"as it is": {}, **({_label(lossy): lossy} if lossy else {})}.items():
-        with load(folder, **loading, **options) as engine:
+        with load(folder, **loading, text="plain", **options) as engine:
             for line in (*engine.notes, opening(str(folder), engine)):
                 say(line)
             with token_bar(name) as progress:

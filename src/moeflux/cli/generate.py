@@ -70,7 +70,7 @@ def generate(
     folder, words = _model_and_prompt(model, prompt)
     o.check_answer(demo_model() if folder is None else folder, wanted, loading, system)
     text = _read_prompt(words, folder is None)
-    with opened(folder, loading) as engine, tracing(engine, trace):
+    with opened(folder, loading, "all" if wanted["grammar"] else "plain") as engine, tracing(engine, trace):
         bar = PromptBar()
         lead = text if prompt is model is None and text == DEMO_PROMPT and not as_json else ""  # nobody has seen it yet
         if chat or system is not None:

@@ -56,8 +56,15 @@ def _memory(report: PlanReport) -> Iterator[Row]:
     plan, m = report.plan, report.plan.memory
     yield "budget", format_bytes(plan.budget), f"{format_bytes(m.total)} of it planned"
     yield "  process", format_bytes(m.base), "Python, libraries, file headers"
+    if m.text:
+        yield "  text", format_bytes(m.text), "tokenizer"
+    if m.constraints:
+        yield "  constraints", format_bytes(m.constraints), "the vocabulary, for output that must fit a grammar"
     yield "  trunk", format_bytes(m.trunk), "what every token needs"
     yield "  state", format_bytes(m.state), f"one sequence of {plan.context:,} tokens"
+    if m.checkpoints:
+        yield "  checkpoints", format_bytes(m.checkpoints), "states that a conversation can go back to"
+    yield "  logits", format_bytes(m.logits), "and choosing a token"
     yield "  scratch", format_bytes(m.scratch), f"prompts in chunks of {plan.chunk_tokens:,} tokens"
     if not plan.resident:
         how = "past the page cache (O_DIRECT)" if plan.direct else "through the page cache"

@@ -12,9 +12,9 @@ from typing import Any
 from moeflux.api import Engine, load
 from moeflux.cli.progress import PromptBar, byte_bar
 from moeflux.cli.terminal import dim, say, show
+from moeflux.core.config import TextUse
 from moeflux.core.errors import MoefluxError
 from moeflux.core.units import format_bytes
-from moeflux.runtime.inspect import inspect_model
 from moeflux.session.chat import Answer
 from moeflux.session.demo import demo_model
 from moeflux.session.events import Finish, Token
@@ -24,15 +24,14 @@ from moeflux.text.tools import CallEnd
 
 
 @contextmanager
-def opened(model: Path | None, options: dict[str, Any], checkpoints: int = 0) -> Iterator[Engine]:
-    """The model, or the demo model where none was named, and the opening line. Memory is planned for so many checkpoints.
+def opened(model: Path | None, options: dict[str, Any], text: TextUse) -> Iterator[Engine]:
+    """The model, or the demo model where none was named, and the opening line.
 
-    `options`: of `load`.
+    `options`: of `load`. `text`: what memory is kept for.
     """
     folder = demo_model() if model is None else model
-    kept = checkpoints * inspect_model(folder).sizes.state_per_sequence if checkpoints else 0
     with byte_bar("loading") as progress:
-        engine = load(folder, **options, prefixes=kept, progress=progress)
+        engine = load(folder, **options, text=text, progress=progress)
     with engine:
         for line in engine.notes:
             say(line)

@@ -15,12 +15,14 @@ ISAS = ("auto", "avx512_vnni", "avx2", "generic")
 Kv = Literal["bf16", "f32"]  # how keys, values and latents are kept
 Hints = Literal["none", "previous", "lookahead", "both"]  # how experts that later layers will want are foreseen
 Scales = Literal["auto", "kept", "streamed"]  # of all experts, where not every expert is in memory
+TextUse = Literal["all", "plain", "none"]  # what memory is kept for: text and constraints, text alone, token ids only
 CHOICES = {
     "backend": ("auto", *BACKENDS),
     "isa": ISAS,
     "kv": get_args(Kv),
     "hints": get_args(Hints),
     "scales": get_args(Scales),
+    "text": get_args(TextUse),
     "policy": ("lru", "lfru"),
     "reader": ("native", "python"),
 }
@@ -60,6 +62,8 @@ class EngineConfig:
     prefixes: int | str = 0  # bytes for states that are kept to be used again
     k: int | None = None  # lossy: experts per token, fewer than the model's own
     bits: int | None = None  # lossy: experts requantised to so many bits whenever they are used; slow, for measuring only
+    text: TextUse = "all"  # what is planned for: text and constrained output, text alone, or token ids only
+    checkpoints: int = 2  # states that each sequence can go back to, where a state cannot be cut
 
     def __post_init__(self) -> None:
         for name, reason in _NOT_YET.items():
@@ -80,6 +84,7 @@ class EngineConfig:
         _check_count("context", self.context, "tokens", 2**31)
         _check_count("slots", self.slots, "experts", 2**31)
         _check_count("sequences", self.sequences, "sequences", 4096)
+        _check_count("checkpoints", self.checkpoints, "checkpoints", 4096)
         _check_count("k", self.k, "experts", 2**31)
         _check_count("bits", self.bits, "bits", 8)
         _ = self.ram_bytes, self.prefix_bytes  # raises where they cannot be read

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from moeflux.backends.ops import Span
 from moeflux.core.errors import InputError, StateError
@@ -21,6 +25,8 @@ class Segment:
 
     `kind` says how experts are kept and changes no result: "decode" where the next step will go on from here, so that its
     experts are worth keeping; "prompt" where many tokens pass by. Where it is not said, one token decodes.
+    `take(first, rows)`: is handed all logits, a few rows at a time, and `forward` then returns none. A whole prompt's
+    would be as large as its tokens times the vocabulary.
     """
 
     sequence: Sequence
@@ -28,6 +34,17 @@ class Segment:
     logits: Wanted = "last"
     trace: Trace | None = None
     kind: Kind | None = None
+    take: Callable[[int, npt.NDArray[np.float32]], None] | None = None
+
+    @property
+    def returned(self) -> Wanted:
+        """Which logits `forward` returns."""
+        return "none" if self.take else self.logits
+
+    @property
+    def n_returned(self) -> int:
+        """Rows of logits that `forward` returns."""
+        return {"all": len(self.tokens), "last": 1, "none": 0}[self.returned]
 
     @property
     def decodes(self) -> bool:
@@ -76,7 +93,7 @@ class Batch:
         rows: list[int] = []
         for segment, start in zip(self.segments, self.starts, strict=True):
             stop = start + len(segment.tokens)
-            first = {"all": start, "last": stop - 1, "none": stop}[segment.logits]
+            first = {"all": start, "last": stop - 1, "none": stop}[segment.returned]
             rows += range(first, stop)
         return rows
 

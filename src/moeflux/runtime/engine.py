@@ -8,16 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
 
+from moeflux.backends.account import StateAccount
 from moeflux.backends.ops import Ops
 from moeflux.backends.registry import open_backend
-from moeflux.backends.state import LayerState
+from moeflux.backends.state import BLOCK, LayerState
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import CancelledError, ClosedError, InputError, OptionError
+from moeflux.core.errors import BudgetError, CancelledError, ClosedError, InputError, OptionError
 from moeflux.core.log import log
+from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import DeltaNet, ModelSpec
@@ -30,7 +33,7 @@ from moeflux.runtime.gate import Gate
 from moeflux.runtime.good_state import GoodState
 from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_mark, lossy_notes
 from moeflux.runtime.mflx import import_mflx
-from moeflux.runtime.needs import state_bytes
+from moeflux.runtime.needs import conversation_bytes
 from moeflux.runtime.plan import Plan
 from moeflux.runtime.planning import plan_engine
 from moeflux.runtime.prefill import OnPrefill, PrefillProgress
@@ -38,6 +41,7 @@ from moeflux.runtime.ring import Ring
 from moeflux.runtime.saving import Identity, load_snapshot, save_snapshot
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.sizes import measure
+from moeflux.runtime.text_size import RETURNED_BYTES
 from moeflux.runtime.trace import Trace
 from moeflux.runtime.trunk import check_trunk, load_trunk
 from moeflux.store.policy import bytes_under_way, sweep_slots
@@ -46,8 +50,6 @@ from moeflux.store.store import StoreOptions
 from moeflux.store.trace import TraceRecorder
 
 F32 = npt.NDArray[np.float32]
-
-SCORED = 512  # tokens whose logits are computed together, where all are wanted: they are as large as the vocabulary
 
 
 class Engine:
@@ -64,8 +66,9 @@ class Engine:
         try:
             views = check_trunk(spec, self._checkpoint)
             check_bits(config.bits, spec, self._checkpoint)
-            self._sizes = measure(spec, self._checkpoint, views)
-            self.plan = plan_engine(config, spec, self._sizes, self._checkpoint)
+            self.sizes = measure(spec, self._checkpoint, views)
+            self.plan = plan_engine(config, spec, self.sizes, self._checkpoint)
+            self._open_text(spec)  # which takes more for a moment: before any weight is there
             ops = open_backend(config)
             trunk = load_trunk(spec, self._checkpoint, ops, views)
             experts = _open_experts(self.plan, config, spec, self._checkpoint, ops, progress)
@@ -75,6 +78,8 @@ class Engine:
         self._model: Model | None = Model(spec, ops, trunk, experts, Ring(config.ring))
         self._gate = Gate()
         self._accounted = self.stats().use
+        obeyed = config.resolved_backend == "native"
+        self.states = StateAccount(self.plan.state_limit if obeyed else None)
         own_k = own.moe_layers()[0][1].router.k
         self.notes = (*lossy_notes(config, own_k), *skipped_note(self._checkpoint), *self.plan.warnings)
         for note in self.notes:
@@ -92,8 +97,20 @@ class Engine:
         return self.model.spec
 
     def sequence(self) -> Sequence:
-        """A new, empty sequence."""
-        return Sequence(self.spec, self.model.ops, self.config.kv)
+        """A new, empty sequence. BudgetError where there is no memory left for one."""
+        return Sequence(self.spec, self.model.ops, self.config.kv, self.states)
+
+    def state_bytes(self, n_tokens: int) -> int:
+        """What one more conversation of so many tokens costs: its state, and the checkpoints that it may keep."""
+        return conversation_bytes(self.sizes, n_tokens, self.config.kv, self.config.checkpoints)
+
+    @property
+    def state_room(self) -> int:
+        """Bytes that are left for states. What checkpoints would give up is not counted."""
+        return self.states.room
+
+    def _open_text(self, spec: ModelSpec) -> None:
+        """Called before weights are loaded. An engine for token ids has nothing to open."""
 
     @property
     def cuttable(self) -> bool:
@@ -109,7 +126,7 @@ class Engine:
 
     def new_states(self) -> tuple[LayerState, ...]:
         """Empty ones of every layer, for a snapshot to be read into."""
-        return tuple(self.model.ops.new_state(layer.mixer, self.config.kv) for layer in self.spec.layers)
+        return tuple(self.model.ops.new_state(layer.mixer, self.config.kv, self.states) for layer in self.spec.layers)
 
     def save(self, sequence: Sequence, path: Path, *, sampler: Any = None) -> int:
         """Tokens and state into a file that appears whole or not at all; `sampler`: JSON to be given back. Bytes written."""
@@ -139,6 +156,7 @@ class Engine:
         def work() -> list[F32 | None]:
             for segment in segments:
                 self.check_room(len(segment.sequence) + len(segment.tokens))
+            self._check_memory(segments)
             try:
                 return forward(self.model, Batch(segments), cancel)
             finally:
@@ -204,18 +222,15 @@ class Engine:
         tokens = list(ids)
         check_tokens(tokens, self.spec.vocab)
         sequence = self.sequence()
-        logits = np.empty((len(tokens), self.spec.vocab), dtype=np.float32)
-        step = min(SCORED, self.plan.chunk_tokens)
-        for start in range(0, len(tokens), step):
-            chunk = tokens[start : start + step]
-            (rows,) = self.forward(Segment(sequence, chunk, "all", trace))
-            assert rows is not None
-            logits[start : start + len(chunk)] = rows
-        return logits
+        logits = self._returned(len(tokens))
+        for start in range(0, len(tokens), self.plan.chunk_tokens):
 
-    def state_bytes(self, n_tokens: int) -> int:
-        """What the state of a sequence of so many tokens takes."""
-        return state_bytes(self._sizes, n_tokens, self.config.kv)
+            def take(at: int, rows: F32, start: int = start) -> None:
+                logits[start + at : start + at + len(rows)] = rows
+
+            chunk = tokens[start : start + self.plan.chunk_tokens]
+            self.forward(Segment(sequence, chunk, "all", trace, take=take))
+        return logits
 
     def check_room(self, n_tokens: int) -> None:
         """Whether a sequence may become so long."""
@@ -225,6 +240,36 @@ class Engine:
                 where="option 'context'",
                 hint=f"load the model with context={n_tokens} or more",
             )
+
+    def _check_memory(self, segments: Seq[Segment]) -> None:
+        """Whether a forward stays within what was planned. Before it begins, so that no sequence is left half way."""
+        if self.states.limit is None:
+            return
+        n, most = sum(len(segment.tokens) for segment in segments), self.plan.chunk_tokens
+        if n > most:
+            hint = "prefill cuts a prompt by itself; a larger budget (ram=) gives larger chunks"
+            raise InputError(f"{n} tokens in one forward, but memory is planned for {most}", where="forward", hint=hint)
+        rows = sum(segment.n_returned for segment in segments)
+        if rows > self.plan.logit_rows:
+            hint = "take logits a few rows at a time (Segment.take), or load the model with more sequences="
+            what = f"{rows} rows of logits at once, but memory is planned for {self.plan.logit_rows}"
+            raise InputError(what, where="forward", hint=hint)
+        blocks = sum(len(segment.tokens) // BLOCK + 2 for segment in segments)
+        if blocks * BLOCK * self.sizes.kept_per_token(self.config.kv) > self.states.room:  # at most; else it is added up
+            self.states.make_room(sum(segment.sequence.growth_bytes(len(segment.tokens)) for segment in segments))
+
+    def _returned(self, n_rows: int) -> F32:
+        """Memory for logits that are handed out: beyond what is planned for them, it is counted for as long as it lives."""
+        n_bytes = 4 * n_rows * self.spec.vocab
+        try:
+            charge = self.states.take(max(0, n_bytes - RETURNED_BYTES))
+        except BudgetError as error:
+            what = f"the logits of {n_rows} tokens are {format_bytes(n_bytes)}, and the budget does not hold them"
+            hint = "score fewer tokens at a time, or take logits a few rows at a time (Segment.take)"
+            raise BudgetError(what, where="score", hint=hint) from error
+        logits = np.empty((n_rows, self.spec.vocab), dtype=np.float32)
+        finalize(logits, charge.end)
+        return logits
 
     def record_routing(self) -> TraceRecorder:
         """From now on, which experts every token chooses. `save` it at the end; `moeflux bench replay` judges it."""

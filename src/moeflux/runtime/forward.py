@@ -20,6 +20,7 @@ from moeflux.models.spec import ModelSpec
 from moeflux.runtime.batch import Batch
 from moeflux.runtime.experts import Experts
 from moeflux.runtime.ring import Ring
+from moeflux.runtime.text_size import turn_rows
 from moeflux.runtime.trunk import Trunk
 from moeflux.store.cancel import CancelFlag
 
@@ -58,7 +59,7 @@ def forward(model: Model, batch: Batch, cancel: CancelFlag | None = None) -> lis
 
 
 def _run(model: Model, batch: Batch, cancel: CancelFlag | None) -> list[F32 | None]:
-    ops, spec, trunk = model.ops, model.spec, model.trunk
+    ops, trunk = model.ops, model.trunk
     record = _recorder(ops, batch)
     x = ops.embed(trunk.embedding, batch.tokens())
     if record:
@@ -66,13 +67,27 @@ def _run(model: Model, batch: Batch, cancel: CancelFlag | None) -> list[F32 | No
     x = _run_layers(model, batch, x, record, cancel)
     if record:
         record(len(trunk.layers), "final", x)
+    _hand_over(model, batch, x)
     rows = batch.wanted_rows()
-    if not rows:
-        return [None] * len(batch.segments)
-    logits = ops.to_numpy(ops.head(x[rows], trunk.final_norm, trunk.head, spec.norm_eps))
+    return _split(_head(model, x[rows]), batch) if rows else [None] * len(batch.segments)
+
+
+def _head(model: Model, x: Array) -> F32:
+    ops, spec, trunk = model.ops, model.spec, model.trunk
+    logits: F32 = ops.to_numpy(ops.head(x, trunk.final_norm, trunk.head, spec.norm_eps))
     if not np.isfinite(logits).all():
         raise NumericError("the logits are not finite", hint="a weight of the model is broken")
-    return _split(logits, batch)
+    return logits
+
+
+def _hand_over(model: Model, batch: Batch, x: Array) -> None:
+    """Logits to those who take them a few at a time."""
+    step = turn_rows(model.spec.vocab)
+    for segment, start in zip(batch.segments, batch.starts, strict=True):
+        if segment.take is not None:
+            for at in range(0, len(segment.tokens), step):
+                stop = start + min(at + step, len(segment.tokens))
+                segment.take(at, _head(model, x[start + at : stop]))
 
 
 def _run_layers(model: Model, batch: Batch, x: Array, record: LayerRecord | None, cancel: CancelFlag | None) -> Array:
@@ -145,7 +160,7 @@ def _split(logits: F32, batch: Batch) -> list[F32 | None]:
     result: list[F32 | None] = []
     at = 0
     for segment in batch.segments:
-        n = {"all": len(segment.tokens), "last": 1, "none": 0}[segment.logits]
+        n = segment.n_returned
         result.append(logits[at : at + n] if n else None)
         at += n
     return result

@@ -7,6 +7,9 @@ state once. The tokens behind the copy are run again, which gives the same bits.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from moeflux.core.errors import BudgetError
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.snapshot import Snapshot
 
@@ -24,7 +27,9 @@ class GoodState:
             return
         behind = None if self._kept is None else len(self._sequence) - len(self._kept)
         if behind is None or not 0 <= behind < KEEP_EVERY or (prompt and behind):
-            self._kept = self._sequence.snapshot()
+            self._kept = None  # or there would be two
+            with suppress(BudgetError):  # more tokens are run again then
+                self._kept = self._sequence.snapshot()
 
     def go_back(self) -> list[int]:
         """To the latest good state. Returns the tokens that the sequence held before the step and holds no more."""

@@ -12,6 +12,7 @@ from moeflux.runtime.forecast import Rates
 from moeflux.runtime.scratch import scratch_bytes
 from moeflux.runtime.sizes import F32_BYTES, Sizes
 from moeflux.runtime.slot_size import pool_bytes, reader_bytes, round_up
+from moeflux.runtime.text_size import TextNeeds, logit_bytes
 from moeflux.store.store import slot_bytes_of
 
 MIB = 2**20
@@ -42,6 +43,8 @@ class Resources:
     kv: Kv = "bf16"
     sequences: int = 1
     prefixes: int = 0  # bytes of states that are kept besides
+    checkpoints: int = 0  # of each sequence
+    text: TextNeeds = field(default_factory=TextNeeds)
 
 
 class Needs:
@@ -56,7 +59,12 @@ class Needs:
         self.readers = resources.n_readers * reader_bytes(resources.direct)
         self.trunk = sizes.trunk_in_memory if resources.backend == "native" else _decoded_trunk(spec, sizes)
         self.state = resources.sequences * state_bytes(sizes, resources.context, resources.kv) + resources.prefixes
+        self.checkpoints = checkpoint_bytes(sizes, resources)
+        self.text, self.constraints = resources.text.kept, resources.text.constraints
+        self.logits = logit_bytes(spec.vocab, resources.sequences)
+        self.opening = resources.base + RUNNING_BYTES + resources.text.opening  # when nothing else is there yet
         self.fixed = resources.base + RUNNING_BYTES + self.trunk + self.state + self.scales
+        self.fixed += self.checkpoints + self.text + self.constraints + self.logits
         self._scratch: dict[int, int] = {}
 
     def scratch(self, tokens: int) -> int:
@@ -83,16 +91,17 @@ class Needs:
     @property
     def smallest_budget(self) -> int:
         least = min(self.floor, self.scratch(CHUNKS[-1]) + self.resident_experts)
-        return round_up(self.fixed + least, ROUNDING) + ROUNDING
+        return round_up(max(self.opening, self.fixed + least), ROUNDING) + ROUNDING
 
     @property
     def cliff_budget(self) -> int:
         slots = self.scratch(USUAL_CHUNK) + self.readers + pool_bytes(self.sizes.working_set, self.slot)
-        return min(self.resident_budget, round_up(self.fixed + slots, ROUNDING) + ROUNDING)
+        return min(self.resident_budget, round_up(max(self.opening, self.fixed + slots), ROUNDING) + ROUNDING)
 
     @property
     def resident_budget(self) -> int:
-        return round_up(self.fixed + self.scratch(CHUNKS[-1]) + self.resident_experts, ROUNDING) + ROUNDING
+        needed = self.fixed + self.scratch(CHUNKS[-1]) + self.resident_experts
+        return round_up(max(self.opening, needed), ROUNDING) + ROUNDING
 
     def resident_chunk(self, room: int) -> int | None:
         """The chunk with which everything fits; None where it does not."""
@@ -115,6 +124,24 @@ class Needs:
 def state_bytes(sizes: Sizes, context: int, kv: Kv) -> int:
     """Of one sequence."""
     return round_up(context, BLOCK) * sizes.kept_per_token(kv) + sizes.state_per_sequence
+
+
+def conversation_bytes(sizes: Sizes, n_tokens: int, kv: Kv, checkpoints: int) -> int:
+    """Of one sequence with the checkpoints that it may keep, and the copy that a failed step goes back to."""
+    block = BLOCK * sizes.kept_per_token(kv)
+    kept = (block + sizes.state_per_sequence) * (checkpoints + 1) if sizes.state_per_sequence else block
+    return state_bytes(sizes, n_tokens, kv) + (kept if checkpoints else 0)
+
+
+def checkpoint_bytes(sizes: Sizes, resources: Resources) -> int:
+    """Of all sequences. A copy of what cannot be cut each, one more that is being copied, and a block behind each place
+    where texts part. Where every state can be cut, a checkpoint copies nothing, and a sequence parts from one other.
+    """
+    if not resources.checkpoints:
+        return 0
+    each = conversation_bytes(sizes, 0, resources.kv, resources.checkpoints) - sizes.state_per_sequence
+    moving = BLOCK * sizes.kept_per_token(resources.kv) + sizes.state_per_sequence if sizes.state_per_sequence else 0
+    return each * resources.sequences + moving
 
 
 def _decoded_trunk(spec: ModelSpec, sizes: Sizes) -> int:

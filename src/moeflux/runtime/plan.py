@@ -1,14 +1,14 @@
 """Byte arithmetic before anything loads: what a budget holds, where it ends, and what that means for speed.
 
-Pure: the same numbers give the same plan. What a process may use is taken in this order: what it uses already, trunk, state
-of one sequence, scratch of the smallest chunk, readers, the fewest slots; below that it is refused. The rest goes to larger
+Pure: the same numbers give the same plan. What a process may use is taken in this order: what it uses already, text, trunk,
+states, logits, scratch of the smallest chunk, readers, the fewest slots; below that it is refused. The rest goes to larger
 chunks, as long as they cost little, and to slots. Everything resident is the case that all slots fit. Where not, the scales
 of all experts are kept in memory if what slots lose by that costs less than what reads without them save.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from moeflux.core.errors import BudgetError
@@ -18,6 +18,7 @@ from moeflux.runtime.forecast import Forecast, local_hit_rate, make_forecast
 from moeflux.runtime.needs import CHUNKS, RUNNING_BYTES, USUAL_CHUNK, Needs, Resources
 from moeflux.runtime.sizes import Sizes
 from moeflux.runtime.slot_size import pool_bytes, slots_within
+from moeflux.runtime.text_size import logit_rows
 
 DEFAULT_PROMPT = 2048
 READ_COST = 2**16  # bytes that cost as much as one more read: tens of microseconds of a processor, and of the drive
@@ -34,10 +35,19 @@ class Memory:
     readers: int
     slots: int
     scales: int = 0  # of all experts, where they are kept beside the slots
+    checkpoints: int = 0  # of sequences, where their state cannot be cut, and one state that is being copied
+    text: int = 0  # tokenizer
+    constraints: int = 0  # the vocabulary as grammars need it
+    logits: int = 0  # and choosing a token
+
+    @property
+    def states(self) -> int:
+        """For everything that a sequence carries from token to token."""
+        return self.state + self.checkpoints
 
     @property
     def total(self) -> int:
-        return self.base + self.trunk + self.state + self.scratch + self.readers + self.slots + self.scales
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,7 @@ class Plan:
     resident: bool  # every expert is in memory and stays there
     keep_scales: bool  # of every expert, so that only weights are read
     chunk_tokens: int
+    logit_rows: int  # that one forward may return
     direct: bool
     n_readers: int
     smallest_budget: int  # that runs at all
@@ -61,6 +72,11 @@ class Plan:
     forecast: Forecast
     warnings: tuple[str, ...]
     drive_bytes_s: float | None = None  # what the drive gives at best, where it was measured
+
+    @property
+    def state_limit(self) -> int:
+        """Bytes that states may take: those planned for them, and what nobody else needs."""
+        return self.memory.states + max(0, self.budget - self.memory.total)
 
     @property
     def share(self) -> float:
@@ -99,6 +115,7 @@ def make_plan(spec: ModelSpec, sizes: Sizes, resources: Resources, prompt: int =
         resident=resident,
         keep_scales=needs.keep_scales,
         chunk_tokens=chunk,
+        logit_rows=logit_rows(spec.vocab, resources.sequences),
         direct=resources.direct,
         n_readers=resources.n_readers,
         smallest_budget=plain.smallest_budget,
@@ -121,6 +138,8 @@ class _Choice:
 def _arrange(needs: Needs) -> _Choice | None:
     """How a budget is divided; None where it is too small."""
     room, most = needs.resources.budget - needs.fixed, needs.sizes.n_experts
+    if needs.resources.budget < needs.opening:
+        return None
     chunk = needs.resident_chunk(room)
     if chunk is not None:
         n_slots = most
@@ -151,19 +170,29 @@ def _memory(resources: Resources, needs: Needs, chunk: int, n_slots: int) -> Mem
         readers=needs.readers,
         slots=pool_bytes(n_slots, needs.slot),
         scales=needs.scales,
+        checkpoints=needs.checkpoints,
+        text=needs.text,
+        constraints=needs.constraints,
+        logits=needs.logits,
     )
 
 
 def _too_small(resources: Resources, needs: Needs) -> BudgetError:
     parts = (
         ("process", resources.base + RUNNING_BYTES),
+        ("tokenizer", needs.text),
+        ("constraints", needs.constraints),
         ("trunk", needs.trunk),
+        ("logits", needs.logits),
         (_state_words(resources), needs.state),
+        ("checkpoints", needs.checkpoints),
         (f"scratch for {CHUNKS[-1]} tokens", needs.scratch(CHUNKS[-1])),
         (f"{resources.n_readers} readers", needs.readers),
         (f"{needs.fewest_slots} experts", pool_bytes(needs.fewest_slots, needs.slot)),
     )
-    numbers = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts)
+    numbers = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts if n)
+    if resources.text.opening > needs.text + needs.constraints:
+        numbers += f"; opening the tokenizer takes {format_bytes(resources.text.opening)} for a moment"
     return BudgetError(
         f"a budget of {format_bytes(resources.budget)} is too small: {numbers}",
         where="option 'ram'",

@@ -21,6 +21,7 @@ from moeflux.runtime.needs import DEFAULT_CONTEXT, Resources
 from moeflux.runtime.plan import DEFAULT_PROMPT, Plan, make_plan
 from moeflux.runtime.probe import DriveProbe, MemoryProbe, probe_drive, probe_memory
 from moeflux.runtime.sizes import Sizes, measure, predict
+from moeflux.runtime.text_size import TextNeeds, text_needs
 
 ASSUMED = AffineRule(bits=4, group=64)
 
@@ -35,6 +36,7 @@ class Wanted:
     drive: int | None = None
     memory: int | None = None
     threads: int | None = None
+    text: TextNeeds | None = None  # of a model that is only planned
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,12 @@ def plan_model(path: Path, wanted: Wanted) -> PlanReport:
                 hint="say how fast the drive is: --drive 7GB/s",
             )
         rules, notes = _rules(config)
+        wanted = replace(wanted, text=text_needs(path, spec.vocab, "all"))
         return _report(spec, predict(spec, rules), wanted, None, notes)
     checkpoint = Checkpoint(path, spec.names)
     try:
         sizes = measure(spec, checkpoint)
+        wanted = replace(wanted, text=text_needs(path, spec.vocab, "all"))
         first = make_plan(spec, sizes, _resources(spec, wanted, None, None))  # refuses before anything is measured
         probe = (
             probe_drive(checkpoint, [i for i, _ in spec.moe_layers()], weights_only=first.keep_scales)
@@ -101,6 +105,8 @@ def plan_engine(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint:
         kv=config.kv,
         sequences=config.sequences,
         prefixes=config.prefix_bytes,
+        checkpoints=config.checkpoints,
+        text=text_needs(config.model, spec.vocab, config.text, config.sequences),
     )
     plan = make_plan(spec, sizes, resources)
     if plan.resident or config.resolved_backend != "native":
@@ -130,6 +136,8 @@ def _resources(spec: ModelSpec, wanted: Wanted, drive: DriveProbe | None, memory
         base=base,
         threads=wanted.threads or EngineConfig(Path()).n_threads,
         context=wanted.context or min(DEFAULT_CONTEXT, spec.context),
+        checkpoints=EngineConfig(Path()).checkpoints,
+        text=wanted.text or TextNeeds(),
         rates=Rates(wanted.drive, wanted.memory or (memory.bytes_s if memory else None), memory.macs_s if memory else None),
     )
     return _with_drive(resources, drive) if drive else resources

@@ -25,8 +25,7 @@ def scratch_bytes(spec: ModelSpec, tokens: int, threads: int, integer: bool) -> 
     buffers = machine_bytes(spec, tokens, threads, integer)
     k = max(moe.router.k for _, moe in spec.moe_layers())
     rows = 2 * tokens * spec.hidden * F32 + 2 * tokens * k * 8  # x twice, and who chose what
-    logits = 2 * spec.vocab * F32
-    return sum(_resident(n) for n in buffers.values()) + threads * WORKSPACE_BYTES + rows + logits
+    return sum(_resident(n) for n in buffers.values()) + threads * WORKSPACE_BYTES + rows
 
 
 def machine_bytes(spec: ModelSpec, tokens: int, threads: int, integer: bool) -> dict[str, int]:

@@ -6,30 +6,34 @@ and to its checkpoints. Anything else is refused with the positions that can be 
 
 from __future__ import annotations
 
+from moeflux.backends.account import StateAccount
 from moeflux.backends.ops import Ops
 from moeflux.backends.state import LayerState
 from moeflux.core.config import Kv
 from moeflux.core.errors import CutError, StateError
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.checkpoints import DEFAULT_COUNT, Checkpoints
-from moeflux.runtime.snapshot import Snapshot, blocks_of, common_length, payload_bytes
+from moeflux.runtime.snapshot import TOKEN_BYTES, Snapshot, blocks_of, common_length, payload_bytes
 from moeflux.store.stats import ExpertUse
 
 
 class Sequence:
     """Grows by `forward`. A run that failed midway leaves it unusable until it is brought back to a known state."""
 
-    def __init__(self, spec: ModelSpec, ops: Ops, kv: Kv = "bf16") -> None:
+    def __init__(self, spec: ModelSpec, ops: Ops, kv: Kv = "bf16", account: StateAccount | None = None) -> None:
+        """`account`: where its memory is counted, together with that of others."""
         self._mixers = [layer.mixer for layer in spec.layers]
         self._ops, self._kv = ops, kv
+        self._account = StateAccount() if account is None else account
         self.tokens: list[int] = []
         self.states = self._new_states()
         self._checkpoints = Checkpoints()
+        self._account.add_giver(self._checkpoints)
         self._broken_by: str | None = None
         self.use = ExpertUse()  # what its tokens took of the expert store, all in all
 
     def _new_states(self) -> tuple[LayerState, ...]:
-        return tuple(self._ops.new_state(mixer, self._kv) for mixer in self._mixers)
+        return tuple(self._ops.new_state(mixer, self._kv, self._account) for mixer in self._mixers)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -42,6 +46,10 @@ class Sequence:
     def nbytes(self) -> int:
         """Of the state, without checkpoints."""
         return sum(state.nbytes for state in self.states)
+
+    def growth_bytes(self, n: int) -> int:
+        """What n more tokens would allocate."""
+        return sum(rows.growth_bytes(n) for state in self.states for rows in state.rows.values())
 
     @property
     def usable(self) -> bool:
@@ -117,6 +125,9 @@ class Sequence:
 
     def checkpoint(self) -> Snapshot:
         """Keep the state as it is now, so that the sequence can return here."""
+        self.check_usable()
+        own_bytes = sum(state.array_bytes for state in self.states) + TOKEN_BYTES * len(self.tokens)
+        self._checkpoints.make_room(len(self.tokens), own_bytes, blocks_of(self.states))
         snapshot = self.snapshot()
         self._checkpoints.put(snapshot, blocks_of(self.states))
         return snapshot

@@ -25,7 +25,6 @@ from moeflux.text.regions import Part, Text
 from moeflux.text.stops import read_stops
 from moeflux.text.tools import CallEnd, ToolCall
 
-CHECKPOINTS = 2  # states that are kept where they cannot be cut: each costs what one sequence costs
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -118,7 +117,7 @@ class Chat:
         self.system = system
         self.messages: list[dict[str, Any]] = []  # without the system prompt
         self._session = Session(engine, anchor_every=None)
-        self._session.sequence.limit_checkpoints(CHECKPOINTS)
+        self._session.sequence.limit_checkpoints(engine.config.checkpoints)
         self._transcripts = Transcripts()
         self._answer: Answer | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
@@ -15,8 +16,7 @@ from moeflux.runtime.batch import Segment
 from moeflux.runtime.engine import Engine
 from moeflux.text.tokenizer import Tokenizer
 
-LOGITS = 2**24  # values that are computed at a time: they are as many as the vocabulary for each token
-
+F32 = npt.NDArray[np.float32]
 Progress = Callable[[int, int], None]  # tokens done, of so many
 
 
@@ -47,7 +47,7 @@ def evaluate(
     engine: Engine, tokenizer: Tokenizer, text: str, max_tokens: int | None = None, progress: Progress | None = None
 ) -> Score:
     """Each window begins with the last token of the one before, so that every token but the first is foretold once."""
-    ids = tokenizer.encode(text)[: None if max_tokens is None else max_tokens + 1]
+    ids, n_characters = _encode(tokenizer, text, max_tokens)
     if len(ids) < 2:
         raise InputError(f"a text of {len(ids)} tokens foretells nothing", hint="give a longer one")
     nats, window = 0.0, engine.plan.context
@@ -55,22 +55,36 @@ def evaluate(
         nats += _window(engine, ids[start : start + window + 1])
         if progress:
             progress(min(start + window, len(ids) - 1), len(ids) - 1)
-    n_characters = len(tokenizer.decode(ids)) - len(tokenizer.decode(ids[:1]))
     return Score(len(ids) - 1, max(1, n_characters), nats)
 
 
+def _encode(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> tuple[array[int], int]:
+    """Tokens in four bytes each, a piece of the text at a time; and the characters that all but the first stand for."""
+    ids, n_characters = array("i"), 0
+    most = len(text) + 1 if max_tokens is None else max_tokens + 1
+    for piece in tokenizer.encode_pieces(text):
+        piece = piece[: most - len(ids)]
+        n_characters += len(tokenizer.decode(piece)) - (0 if ids else len(tokenizer.decode(piece[:1])))
+        ids.extend(piece)
+        if len(ids) == most:
+            break
+    return ids, n_characters
+
+
 def _window(engine: Engine, ids: Sequence[int]) -> float:
-    sequence, nats = engine.sequence(), 0.0
-    step = max(1, min(engine.plan.chunk_tokens, LOGITS // engine.spec.vocab))
+    sequence, losses = engine.sequence(), list[float]()
+    step = engine.plan.chunk_tokens
     for at in range(0, len(ids) - 1, step):
-        chunk = ids[at : min(at + step, len(ids) - 1)]
-        (logits,) = engine.forward(Segment(sequence, chunk, "all"))
-        assert logits is not None
-        nats += _loss(logits, ids[at + 1 : at + 1 + len(chunk)])
-    return nats
+        chunk, targets = ids[at : min(at + step, len(ids) - 1)], ids[at + 1 : at + 1 + step]
+
+        def take(first: int, logits: F32, targets: Sequence[int] = targets) -> None:
+            losses.extend(_loss(row, target) for row, target in zip(logits, targets[first:], strict=False))
+
+        engine.forward(Segment(sequence, chunk, "all", take=take))
+    return sum(losses)
 
 
-def _loss(logits: npt.NDArray[np.float32], targets: Sequence[int]) -> float:
-    peaks = logits.max(axis=1, keepdims=True)
-    totals = np.log(np.exp(logits - peaks).sum(axis=1, dtype=np.float64)) + peaks[:, 0]
-    return float((totals - logits[np.arange(len(targets)), list(targets)]).sum())
+def _loss(logits: F32, target: int) -> float:
+    """Of one token; row by row, because every step makes a copy."""
+    peak = logits.max()
+    return float(np.log(np.exp(logits - peak).sum(dtype=np.float64)) + peak - logits[target])

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from moeflux.core.errors import ConfigError, InputError, OptionError
+from moeflux.core.config import TextUse
+from moeflux.core.errors import BudgetError, ConfigError, InputError, OptionError
 from moeflux.core.json_file import read_json
 from moeflux.models.fields import Fields
 from moeflux.models.spec import ModelSpec
@@ -21,8 +22,9 @@ TRUNCATION = ("top_k", "top_p", "min_p")  # say nothing where the most likely to
 
 
 class ModelText:
-    def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, spec: ModelSpec, use: TextUse = "all") -> None:
+        """`use`: what memory was planned for; anything beyond is refused."""
+        self._folder, self._use = folder, use
         self._spec = spec
         path = folder / "generation_config.json"
         self._path = path
@@ -30,10 +32,13 @@ class ModelText:
 
     @property
     def has_tokenizer(self) -> bool:
-        return (self._folder / "tokenizer.json").exists()
+        """One that may be used."""
+        return self._use != "none" and (self._folder / "tokenizer.json").exists()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        if self._use == "none":
+            raise _not_planned("text", "plain")
         return Tokenizer.open(self._folder)
 
     @cached_property
@@ -42,6 +47,8 @@ class ModelText:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
+        if self._use != "all":
+            raise _not_planned("constrained output", "all")
         tokenizer = self.tokenizer
         if not tokenizer.is_byte_level:
             raise InputError("output cannot be constrained: the tokens of this model are not strings of bytes")
@@ -98,6 +105,11 @@ class ModelText:
                 hint="leave it out, or give a temperature",
             )
         return params
+
+
+def _not_planned(what: str, use: TextUse) -> BudgetError:
+    hint = f"load the model with text={use!r}"
+    return BudgetError(f"no memory is planned for {what}", where="option 'text'", hint=hint)
 
 
 class _named:

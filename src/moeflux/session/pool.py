@@ -13,8 +13,6 @@ from moeflux.runtime.snapshot import common_length
 from moeflux.session.prefixes import PrefixStore
 from moeflux.session.session import Session
 
-CHECKPOINTS = 2  # that a session keeps where there is no prefix store: the system prompt's and the last question's
-
 
 class SessionPool:
     """Used by one thread."""
@@ -37,7 +35,7 @@ class SessionPool:
         self._make_room(cost)
         if session is None:
             session = Session(self._engine, self._prefixes)
-            session.sequence.limit_checkpoints(CHECKPOINTS)
+            session.sequence.limit_checkpoints(self._engine.config.checkpoints)
         self._in_use[session] = cost
         return session
 
@@ -82,7 +80,7 @@ class SessionPool:
             snapshot = best.sequence.snapshot_at(start)
             if snapshot is not None:
                 copy = Session(self._engine, self._prefixes)
-                copy.sequence.limit_checkpoints(CHECKPOINTS)
+                copy.sequence.limit_checkpoints(self._engine.config.checkpoints)
                 copy.sequence.adopt(snapshot)
                 self._resting.append(copy)
                 return copy

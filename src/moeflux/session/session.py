@@ -98,9 +98,9 @@ class Session:
 
     def anchor(self) -> bool:
         """Keep the state as it is now: at the end of a generation, so that the next turn starts there. False: no room."""
-        if self._prefixes is not None:
-            return self._prefixes.put_sequence(self.sequence)
         try:
+            if self._prefixes is not None:
+                return self._prefixes.put_sequence(self.sequence)
             self.sequence.checkpoint()
         except BudgetError:
             return False

@@ -6,7 +6,8 @@ template, which brings its own), `encode_plain` (text in which no added token is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 from tokenizers import decoders
 
+from moeflux.core.allocator import release_freed
 from moeflux.core.characters import check_characters
 from moeflux.core.errors import FormatError, MissingTensorError
 from moeflux.core.json_file import read_json
+from moeflux.text.pieces import PIECE, cut
 
 
 class Tokenizer:
@@ -38,11 +41,40 @@ class Tokenizer:
             raise FormatError(f"not a tokenizer: {error}", where=str(path)) from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
+        release_freed()  # opening takes twice what is kept
         return cls(tokenizer, read_json(config) if config.exists() else None)
 
     def encode(self, text: str) -> list[int]:
         """A document."""
-        ids = list(self._tokenizer.encode(check_characters(text, "text")).ids)
+        return [id for piece in self.encode_pieces(text) for id in piece]
+
+    def encode_pieces(self, text: str) -> Iterator[list[int]]:
+        """The tokens of `encode`, a piece of the text at a time: encoding takes hundreds of bytes for each of a text."""
+        check_characters(text, "text")
+        if len(text) <= 2 * PIECE or not self._can_be_cut:
+            yield self._with_bos(list(self._tokenizer.encode(text).ids))
+            return
+        for i, piece in enumerate(cut(text, self._parts)):
+            ids = list(self._tokenizer.encode(piece, add_special_tokens=False).ids)
+            yield ids if i else self._with_bos(ids)
+
+    @cached_property
+    def _can_be_cut(self) -> bool:
+        """Whether a document is nothing but its parts: no tokens around it, but for one that begins it."""
+        return self.is_byte_level and self._tokenizer.pre_tokenizer is not None and not self._tokenizer.encode("").ids
+
+    def _parts(self, text: str) -> list[int]:
+        """Where the parts of a text begin, but for those in and beside an added token, which may take spaces along."""
+        added = [match.span() for match in self._any_added.finditer(text)] if self.added else []
+        begins = [begin for _, (begin, _) in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+        return [at for at in begins if not any(start - 1 <= at <= stop + 1 for start, stop in added)]
+
+    @cached_property
+    def _any_added(self) -> re.Pattern[str]:
+        longest_first = sorted(self.added, key=len, reverse=True)
+        return re.compile("|".join(re.escape(content) for content in longest_first))
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self.named_id("bos_token") if self.config.get("add_bos_token") is True else None
         return [bos, *ids] if bos is not None and ids[:1] != [bos] else ids
 
@@ -65,7 +97,12 @@ class Tokenizer:
     @cached_property
     def n_ids(self) -> int:
         """One more than the highest id that stands for something. A model's vocabulary is often padded beyond it."""
-        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        size = self._tokenizer.get_vocab_size()
+        found = id = 0
+        while found < size and id <= 2 * size:  # asked one by one: the table of all takes as much as the tokenizer
+            found += self._tokenizer.id_to_token(id) is not None
+            id += 1
+        return id if found == size else max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     @cached_property
     def added(self) -> Mapping[str, int]:
