@@ -96,6 +96,64 @@ def test_a_refused_question_leaves_the_conversation_as_it_was(engine):
     assert chat.messages == before
 
 
+@pytest.mark.parametrize("error", [moeflux.ReadError("the drive is gone"), KeyboardInterrupt()])
+@pytest.mark.parametrize("n_before", [0, 2])
+def test_a_failed_answer_leaves_the_conversation_as_it_was(engine, monkeypatch, error, n_before):
+    """In the prompt or in the middle of the answer; and the conversation can go on."""
+    chat = Chat(engine, engine.text)
+    told(chat, "hello")
+    before, forward, calls = list(chat.messages), engine.forward, []
+
+    def failing(*segments, **options):
+        calls.append(segments)
+        if len(calls) > n_before:
+            raise error
+        return forward(*segments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "forward", failing)
+        with pytest.raises(type(error)):
+            told(chat, "more")
+    assert chat.messages == before
+    fresh = Chat(engine, engine.text)
+    told(fresh, "hello")
+    assert told(chat, "and then?").text == told(fresh, "and then?").text
+
+
+def test_the_next_question_ends_an_answer_that_is_being_written(engine):
+    chat = Chat(engine, engine.text)
+    first = chat.ask("hello", logit_bias=readable(engine.text))
+    for _ in range(3):
+        next(first)
+    second = told(chat, "stop that")
+    assert first.finish.reason == "cancelled"
+    assert [message["role"] for message in chat.messages] == ["user", "assistant", "user", "assistant"]
+    assert chat.messages[1]["content"] == first.text
+    assert chat.messages[3] == second.message()
+    abandoned = chat.ask("never read")
+    chat.reset()
+    assert chat.messages == []
+    assert list(abandoned) == []
+
+
+def test_parts_and_results_of_tools(tmp_path):
+    """What clients send: text in parts, tools for one request, and a tool's result as a message of its own."""
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    with moeflux.load(chat_model(tmp_path / "model", "tools")) as engine:
+        chat = Chat(engine, engine.text)
+        parts = [{"type": "text", "text": "look "}, {"type": "text", "text": "there"}]
+        list(chat.send([{"role": "user", "content": parts}], tools=tools, max_tokens=4))
+        assert chat.messages[0] == {"role": "user", "content": "look there"}
+        answer = chat.send([{"role": "tool", "content": "a fox", "tool_call_id": "1"}], tools=tools, max_tokens=4)
+        list(answer)
+        prompt = engine.text.tokenizer.decode(answer._prompt.ids)
+        assert '"look"' in prompt
+        assert "a fox" in prompt
+        with pytest.raises(moeflux.InputError, match="message 0"):
+            chat.send([{"role": "user", "content": [{"type": "image_url"}]}])
+        assert len(chat.messages) == 4
+
+
 def test_save_and_load(engine, tmp_path):
     chat = Chat(engine, engine.text, system="Be brief. ü")
     told(chat, "hello 漢")

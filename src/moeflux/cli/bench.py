@@ -11,6 +11,7 @@ import typer
 from moeflux.bench.io import bench_io
 from moeflux.bench.ops import bench_ops
 from moeflux.cli.bench_batch import batch
+from moeflux.cli.bench_callers import beside, cancel
 from moeflux.cli.bench_peers import peers
 from moeflux.cli.bench_prefix import prefix
 from moeflux.cli.bench_replay import replay
@@ -67,6 +68,8 @@ def io(
 app.command()(decode)
 app.command()(prefill)
 app.command()(batch)
+app.command()(beside)
+app.command()(cancel)
 app.command()(prefix)
 app.command()(replay)
 app.command()(peers)
