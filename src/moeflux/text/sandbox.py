@@ -38,6 +38,7 @@ METHODS: Mapping[type, frozenset[str]] = {
     float: frozenset(("is_integer",)),
 }
 MOST_NODES = 20_000  # of syntax; the longest templates that are published have a fifth of it
+CALL = 10  # steps that a call costs beside what it runs
 MOST_INDENT = 16
 MOST_PRECISION = 100
 
@@ -106,7 +107,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if __obj is Sandbox.spend:
             return __obj(*args)
-        meter().run(1 + len(args))
+        meter().run(CALL + len(args))
         if not isinstance(__obj, Macro):
             args = tuple(map(_listed, args))
             meter().make(meter().weigh([*args, *kwargs.values()])[1])
