@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from sys import getsizeof
 from typing import Any
 
-from markupsafe import Markup
-
 from moeflux.text.meter import ITEM_BYTES, MOST_BITS, TemplateLimit, meter
 
 MOST_WIDTH = 9999  # of a field in a format
@@ -32,7 +30,7 @@ def of_operator(operator: str, left: Any, right: Any) -> int:
                 return 8 * len(text) * max(0, times)
     if operator == "%" and isinstance(left, str):
         return of_percent(left, right)
-    escaped = 6 if isinstance(left, Markup) or isinstance(right, Markup) else 1
+    escaped = 6 if hasattr(left, "__html__") or hasattr(right, "__html__") else 1  # markup escapes what it meets
     return escaped * (getsizeof(left, 0) + getsizeof(right, 0))
 
 
