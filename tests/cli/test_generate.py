@@ -135,7 +135,7 @@ def test_reasoning_is_not_the_answer(model):
         (["--temperature", "0", "--top-k", "5"], ["top_k", "temperature 0"]),
         (["--logprobs", "3"], ["--json"]),
         (["--thinking"], ["--chat"]),
-        (["--stop", " "], ["stop sequence"]),
+        (["--stop", ""], ["stop sequence"]),
         (["--context", "1"], ["context", "2 tokens"]),
     ],
     ids=lambda value: " ".join(value),
