@@ -1,6 +1,6 @@
 """A checkpoint's chat template: messages to text, as HF transformers renders it.
 
-Templates come from strangers, so they run in jinja2's immutable sandbox and see plain data only.
+Templates come from strangers, so they run in a sandbox that counts what they do, and see plain data only.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 
 import jinja2
 import jinja2.exceptions
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from moeflux.core.errors import FormatError, InputError, ReadError
 from moeflux.core.json_file import read_json
 from moeflux.text.messages import REASONING, Arguments
+from moeflux.text.meter import Meter, TemplateLimit, metered
+from moeflux.text.sandbox import Sandbox
 from moeflux.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-MAX_BYTES = 2**20
+MAX_BYTES = 2**17  # of a template; the longest that are published have a fifth of it
+MOST_TOLD = 1000  # characters of what a template says is wrong
+MOST_FORMAT = 256  # characters of a date's format
 
 
 class ChatTemplate:
@@ -36,10 +36,15 @@ class ChatTemplate:
         self._where = where
         self._variables = variables
         environment = _environment()
+        if (n := sum(map(len, sources.values()))) > MAX_BYTES:
+            raise FormatError(f"a chat template of {n} characters, the limit is {MAX_BYTES}", where=where)
         try:
-            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
-        except jinja2.TemplateError as error:
+            with metered(Meter()):
+                self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+        except (jinja2.TemplateError, TemplateLimit) as error:
             raise FormatError(f"not a chat template: {error}", where=where) from error
+        except (SyntaxError, RecursionError, MemoryError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise FormatError(f"not a chat template: {type(error).__name__}: {error}", where=where) from error
 
     @classmethod
     def open(cls, folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -67,18 +72,33 @@ class ChatTemplate:
         if not messages:
             raise InputError("there are no messages")
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        values = {
+            "messages": [_with_reasoning(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._variables,
+            **variables,
+        }
         try:
-            return self._templates[name].render(
-                messages=[_with_reasoning(message) for message in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._variables, **variables},
-            )
+            return self._render(name, values)
+        except TemplateLimit as error:
+            hint = "the template is broken or means harm: take it from the model's own publisher"
+            raise FormatError(f"the chat template does more than it may: {error}", where=self._where, hint=hint) from None
         except jinja2.TemplateError as error:
-            raise InputError(f"the chat template does not take these messages: {error}", where=self._where) from error
+            what = str(error)[:MOST_TOLD]
+            raise InputError(f"the chat template does not take these messages: {what}", where=self._where) from error
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-            raise InputError(f"the chat template failed: {type(error).__name__}: {error}", where=self._where) from error
+            what = f"{type(error).__name__}: {error}"[:MOST_TOLD]
+            raise InputError(f"the chat template failed: {what}", where=self._where) from error
+
+    def _render(self, name: str, values: dict[str, Any]) -> str:
+        pieces = []
+        with metered(Meter(values)) as meter:
+            for piece in self._templates[name].generate(values):
+                meter.write(len(piece))
+                pieces.append(piece)
+        return "".join(pieces)
 
 
 def _find(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, str], Path]:
@@ -121,16 +141,6 @@ def _with_reasoning(message: Message) -> Message:
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks what an assistant said, for training. Here it is only a scope."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
 class _Namespace(Namespace):
     """Without names that reach into Python."""
 
@@ -161,14 +171,20 @@ class _Dict:
         return dict.fromkeys(*args)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _to_json
+def _environment() -> Sandbox:
+    environment = Sandbox()
+    environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = _now
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
     return environment
+
+
+def _now(form: str) -> str:
+    if len(form) > MOST_FORMAT:
+        raise TemplateLimit(f"a date's format of more than {MOST_FORMAT} characters")
+    return datetime.now().strftime(form)
 
 
 def _raise(message: str) -> None:
