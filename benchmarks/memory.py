@@ -79,6 +79,7 @@ def large_model(folder: Path, n_ids: int, n_experts: int) -> Path:
     config = published_config("qwen3.5-35b-a3b")
     text = config["text_config"]
     text |= {"num_hidden_layers": 4, "hidden_size": 512, "num_experts": n_experts, "vocab_size": n_ids}
+    text["eos_token_id"] = config["eos_token_id"] = n_ids - 5  # <|im_end|>
     text["layer_types"] = text["layer_types"][:4] if "layer_types" in text else None
     text = {key: value for key, value in text.items() if value is not None}
     write_checkpoint({**config, "text_config": text}, folder)
@@ -142,7 +143,9 @@ def measure_text(scratch: Path) -> dict:
         command = [sys.executable, str(HERE / "memory_text.py"), str(folder), str(n_ids)]
         row = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         rows.append(row)
-        pairs = [f"{format_bytes(row[k]):>9} {format_bytes(row['planned_' + k]):>9}" for k in ("opening", "kept", "constraints")]
+        pairs = [
+            f"{format_bytes(row[k]):>9} {format_bytes(row['planned_' + k]):>9}" for k in ("opening", "kept", "constraints")
+        ]
         print(f"{n_ids:8,} {format_bytes(row['file']):>9} {' '.join(pairs)}", flush=True)
     return {"bench": "memory of text", "rows": rows}
 

@@ -7,7 +7,7 @@ import sys
 import moeflux
 from moeflux.api import Engine
 from moeflux.core.errors import BudgetError
-from moeflux.runtime.batching import Batcher
+from moeflux.runtime.batch import Segment
 from moeflux.session.prefixes import Limits, PrefixStore
 from moeflux.session.session import Session
 
@@ -26,12 +26,15 @@ def conversations(model: str, ram: str) -> None:
 
 
 def talk(engine: Engine, sessions: list[Session]) -> None:
-    batcher = Batcher(engine)
     for i, session in enumerate(sessions):
-        tokens = [*session.sequence.tokens, *prompt(engine, i, PROMPT if not len(session.sequence) else 50)]
-        left = iter(range(N_TOKENS))
-        session.request(batcher, tokens, lambda row, left=left: int(row.argmax()) if next(left, None) else None)
-    batcher.run()
+        held = session.sequence.tokens
+        session.sync([*held, *prompt(engine, i, 50 if held else PROMPT)])
+    rows = [session.logits for session in sessions]
+    for _ in range(N_TOKENS):
+        segments = [
+            Segment(s.sequence, [int(row.argmax())]) for s, row in zip(sessions, rows, strict=True) if row is not None
+        ]
+        rows = [logits[0] for logits in engine.forward(*segments) if logits is not None]
 
 
 def prefixes(model: str, ram: str) -> None:

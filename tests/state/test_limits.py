@@ -41,7 +41,7 @@ def test_what_was_planned_fits(engine):
     sessions = [Session(engine, anchor_every=64) for _ in range(2)]
     for branch, session in enumerate(sessions):
         for turn in range(4):
-            session.sync([*text(100, branch), *text(CONTEXT - 100, branch + turn, first=100)], boundaries=(100, 200))
+            session.sync([*text(100, branch), *text(CONTEXT - 100, branch + turn, first=100)])
     assert all(len(session.sequence) == CONTEXT for session in sessions)
     assert engine.states.used <= engine.states.limit
     assert engine.state_bytes(CONTEXT) * 2 <= engine.states.limit

@@ -13,13 +13,19 @@ from moeflux.text import pieces
 from moeflux.text.tokenizer import Tokenizer
 from text import tiny
 
-PROSE = "It's 12 o'clock, isn't it?\n\n  Größe naïve e\u0301té 漢字かな交じり文、кириллица 🙂🚀\ttab \r\n<|im_end|> end. " * 3
+PROSE = (
+    "It's 12 o'clock, isn't it?\n\n  Größe naïve e\u0301té 漢字かな交じり文、кириллица 🙂🚀\ttab \r\n<|im_end|> end. " * 3
+)
 TOKENIZERS = {"tiny": tiny.byte_level, "demo": lambda: Tokenizer.open(demo_model())}
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=60)
-@given(text=st.lists(st.sampled_from([*PROSE, "<|im_end|>", "<think>", "the", " dog", "\n", " " * 40, "word " * 30]), max_size=300).map("".join))
+@given(
+    text=st.lists(
+        st.sampled_from([*PROSE, "<|im_end|>", "<think>", "the", " dog", "\n", " " * 40, "word " * 30]), max_size=300
+    ).map("".join)
+)
 def test_pieces_give_the_tokens_of_the_whole(name, text):
     tokenizer = TOKENIZERS[name]()
     whole = list(tokenizer._tokenizer.encode(text).ids)
@@ -27,8 +33,10 @@ def test_pieces_give_the_tokens_of_the_whole(name, text):
         for module in (pieces, __import__("moeflux.text.tokenizer", fromlist=["PIECE"])):
             patch.setattr(module, "PIECE", 64)
         patch.setattr(pieces, "WINDOW", 48)
-        found = list(tokenizer.encode_pieces(text))
-    assert [id for piece in found for id in piece] == whole
+        found = [id for piece in tokenizer.encode_pieces(text) for id in piece]
+        rendered, plain = tokenizer.encode_rendered(text), tokenizer.encode_plain(text)
+    assert found == rendered == whole
+    assert plain == tokenizer.encode_plain(text)
 
 
 def test_a_long_text_is_cut():

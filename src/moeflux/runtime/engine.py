@@ -186,7 +186,7 @@ class Engine:
                 logits[start + at : start + at + len(rows)] = rows
 
             chunk = tokens[start : start + self.plan.chunk_tokens]
-            self.forward(Segment(sequence, chunk, "all", trace, take))
+            self.forward(Segment(sequence, chunk, "all", trace, take=take))
         return logits
 
     def check_room(self, n_tokens: int) -> None:
