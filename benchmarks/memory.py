@@ -79,6 +79,7 @@ def large_model(folder: Path, n_ids: int, n_experts: int) -> Path:
     config = published_config("qwen3.5-35b-a3b")
     text = config["text_config"]
     text |= {"num_hidden_layers": 4, "hidden_size": 512, "num_experts": n_experts, "vocab_size": n_ids}
+    text["eos_token_id"] = config["eos_token_id"] = n_ids - 5  # <|im_end|>
     text["layer_types"] = text["layer_types"][:4] if "layer_types" in text else None
     text = {key: value for key, value in text.items() if value is not None}
     write_checkpoint({**config, "text_config": text}, folder)
@@ -97,8 +98,8 @@ def cases(model: Path, scratch: Path) -> dict[str, tuple[list[str], str]]:
         "generate": (["moeflux", "generate", str(model), prompt, "-n", "24", *CONTEXT, "--ram"], ""),
         "sampled": (["moeflux", "generate", str(model), prompt, "-n", "8", "--temperature", "0.8", "--top-p", "0.9",
                      "--presence-penalty", "0.5", "--repetition-penalty", "1.1", *CONTEXT, "--ram"], ""),
-        "constraints": (["moeflux", "generate", str(model), prompt, "-n", "24", "--schema", str(schema), *CONTEXT,
-                         "--ram"], ""),
+        "constraints": (["moeflux", "generate", str(model), prompt, "-n", "24", "--schema", str(schema),
+                         *CONTEXT, "--ram"], ""),
         "chat": (["moeflux", "chat", str(model), "-n", "12", *CONTEXT, "--ram"], "Hello there\nAnd what then\nWhy\n"),
         "eval": (["moeflux", "eval", str(model), "--text", str(text), "--tokens", "1500", *CONTEXT, "--ram"], ""),
         "conversations": ([own, "conversations", str(model)], ""),

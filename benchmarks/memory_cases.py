@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from moeflux.runtime.batching import Batcher
-
 import moeflux
 from moeflux.api import Engine
 from moeflux.core.errors import BudgetError
-from moeflux.session.prefixes import Limits, PrefixStore
+from moeflux.session.entry import Limits
+from moeflux.session.handle import RequestOptions
+from moeflux.session.prefixes import PrefixStore
 from moeflux.session.session import Session
+from moeflux.session.worker import Worker
 
 CONTEXT = 1024
 PROMPT = 700
@@ -19,20 +20,17 @@ N_TOKENS = 8
 
 
 def conversations(model: str, ram: str) -> None:
-    """Eight at a time, each with a long prompt of its own, then together token by token."""
-    with moeflux.load(model, ram=ram, context=CONTEXT, sequences=N_CONVERSATIONS) as engine:
-        sessions = [Session(engine) for _ in range(N_CONVERSATIONS)]
-        talk(engine, sessions)
-        talk(engine, sessions)
-
-
-def talk(engine: Engine, sessions: list[Session]) -> None:
-    batcher = Batcher(engine)
-    for i, session in enumerate(sessions):
-        tokens = [*session.sequence.tokens, *prompt(engine, i, PROMPT if not len(session.sequence) else 50)]
-        left = iter(range(N_TOKENS))
-        session.request(batcher, tokens, lambda row, left=left: int(row.argmax()) if next(left, None) else None)
-    batcher.run()
+    """Eight callers at a time through the worker, each with a long prompt of its own, two turns each."""
+    with (
+        moeflux.load(model, ram=ram, context=CONTEXT, sequences=N_CONVERSATIONS) as engine,
+        Worker(engine, engine.text) as worker,
+    ):
+        texts = [prompt(engine, i, PROMPT) for i in range(N_CONVERSATIONS)]
+        for turn in range(2):
+            handles = [worker.submit(ids, RequestOptions(max_tokens=N_TOKENS)) for ids in texts]
+            answers = [[token.id for token in handle.tokens()] for handle in handles]
+            for i, answer in enumerate(answers):
+                texts[i] += [*answer, *prompt(engine, i + turn, 50)]
 
 
 def prefixes(model: str, ram: str) -> None:

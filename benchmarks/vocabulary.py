@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer.json of any size, made from a seed: as large in a file and in memory as real ones."""
+"""A byte-level BPE tokenizer.json of any size, made from a seed, as large in files and in memory as real ones."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from backends.machines import on_machine
 from conftest import DATA
 from moeflux import Segment, Trace
 from moeflux.backends.native.ops import NativeOps, available_isas
+from moeflux.runtime.batch import Batch
+from moeflux.runtime.forward import forward
 
 FAMILIES = ["qwen3_moe-4bit-f32", "qwen3_next-4bit-f32", "qwen3_5_moe_vl_fused-4bit-f32", "deepseek_v3-4bit-f32"]
 N = 24
@@ -51,7 +53,8 @@ def test_a_long_chunk_equals_short_ones(name, isa):
     parts = [ids[:130], ids[130:630], ids[630:]]
     sequences = [engine.sequence() for _ in parts]
     batch = [Segment(sequence, part, "all") for sequence, part in zip(sequences, parts, strict=True)]
-    for part, found in zip(parts, engine.forward(*batch), strict=True):
+    whole = forward(engine.model, Batch(tuple(batch)))  # an engine refuses more tokens than were planned
+    for part, found in zip(parts, whole, strict=True):
         sequence = engine.sequence()
         rows = [engine.forward(Segment(sequence, part[i : i + 100], "all"))[0] for i in range(0, len(part), 100)]
         np.testing.assert_array_equal(np.concatenate(rows), found)

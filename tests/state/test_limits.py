@@ -27,13 +27,13 @@ def engine(request):
 def test_more_sequences_than_planned(engine):
     sequences = []
 
-    def fill():
+    def go_on():
         for branch in range(100):
             sequences.append(engine.sequence())
             engine.prefill(sequences[-1], text(300, branch))
 
     with pytest.raises(BudgetError, match="more for states"):
-        fill()
+        go_on()
     assert 2 <= len(sequences) < 10
     assert engine.states.used <= engine.states.limit
     sequences.clear()
@@ -45,7 +45,7 @@ def test_what_was_planned_fits(engine):
     sessions = [Session(engine, anchor_every=64) for _ in range(2)]
     for branch, session in enumerate(sessions):
         for turn in range(4):
-            session.sync([*text(100, branch), *text(CONTEXT - 100, branch + turn, first=100)], boundaries=(100, 200))
+            session.sync([*text(100, branch), *text(CONTEXT - 100, branch + turn, first=100)])
     assert all(len(session.sequence) == CONTEXT for session in sessions)
     assert engine.states.used <= engine.states.limit
     assert engine.state_bytes(CONTEXT) * 2 <= engine.states.limit

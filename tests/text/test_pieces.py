@@ -33,8 +33,10 @@ def test_pieces_give_the_tokens_of_the_whole(name, text):
         for module in (pieces, __import__("moeflux.text.tokenizer", fromlist=["PIECE"])):
             patch.setattr(module, "PIECE", 64)
         patch.setattr(pieces, "WINDOW", 48)
-        found = list(tokenizer.encode_pieces(text))
-    assert [id for piece in found for id in piece] == whole
+        found = [id for piece in tokenizer.encode_pieces(text) for id in piece]
+        rendered, plain = tokenizer.encode_rendered(text), tokenizer.encode_plain(text)
+    assert found == rendered == whole
+    assert plain == tokenizer.encode_plain(text)
 
 
 def test_a_long_text_is_cut():

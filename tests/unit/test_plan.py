@@ -20,6 +20,7 @@ from moeflux.runtime.forecast import Rates
 from moeflux.runtime.needs import CHUNKS, ROUNDING, RUNNING_BYTES, Resources
 from moeflux.runtime.plan import make_plan
 from moeflux.runtime.sizes import predict
+from moeflux.runtime.text_size import TextNeeds
 
 GB = 10**9
 RATES = Rates(drive=3 * GB, memory=20 * GB, macs=300 * GB)
@@ -46,9 +47,13 @@ SOME = [*SHAPES]
     context=st.sampled_from([1, 100, 8192, 40_000]),
     direct=st.booleans(),
     n_readers=st.integers(1, 16),
+    text=st.sampled_from([TextNeeds(), TextNeeds(10**8, 2 * 10**8, 10**8), TextNeeds(10**6, 5 * 10**9)]),
+    sequences=st.sampled_from([1, 8]),
+    checkpoints=st.integers(0, 3),
 )
-def test_a_plan_never_exceeds_its_budget(shape, budget, context, direct, n_readers):
+def test_a_plan_never_exceeds_its_budget(shape, budget, context, direct, n_readers, text, sequences, checkpoints):
     given = {"context": context, "direct": direct, "n_readers": n_readers}
+    given |= {"text": text, "sequences": sequences, "checkpoints": checkpoints}
     try:
         p = plan(shape, budget=budget, **given)
     except BudgetError as error:
@@ -68,6 +73,29 @@ def test_a_plan_never_exceeds_its_budget(shape, budget, context, direct, n_reade
     assert not below.resident
     assert plan(shape, budget=p.resident_budget, **given).resident
     assert plan(shape, budget=p.cliff_budget, **given).n_slots >= p.working_set
+
+
+def test_text_states_and_logits_have_lines():
+    bare = plan("qwen3.5-35b-a3b", budget=12 * GB)
+    text = TextNeeds(kept=10**8, opening=2 * 10**8, constraints=5 * 10**7)
+    full = plan("qwen3.5-35b-a3b", budget=12 * GB, text=text, sequences=4, checkpoints=2)
+    assert (bare.memory.text, bare.memory.constraints, bare.memory.checkpoints) == (0, 0, 0)
+    assert (full.memory.text, full.memory.constraints) == (10**8, 5 * 10**7)
+    sizes = model("qwen3.5-35b-a3b")[1]
+    assert full.memory.checkpoints >= 9 * sizes.state_per_sequence  # two of each sequence, and one that is being copied
+    assert full.memory.states == 4 * bare.memory.state + full.memory.checkpoints
+    vocab = model("qwen3.5-35b-a3b")[0].vocab
+    assert full.memory.logits > bare.memory.logits > 5 * vocab * bare.logit_rows
+    assert full.n_slots < bare.n_slots
+    assert 0 <= full.state_limit - full.memory.states == full.budget - full.memory.total
+
+
+def test_opening_a_tokenizer_must_fit_too():
+    smallest = plan("qwen3-30b-a3b").smallest_budget
+    text = TextNeeds(kept=10**6, opening=4 * GB)
+    with pytest.raises(BudgetError, match="opening the tokenizer takes 4 GB for a moment"):
+        plan("qwen3-30b-a3b", budget=smallest + GB, text=text)
+    assert plan("qwen3-30b-a3b", budget=16 * GB, text=text).smallest_budget > 4 * GB
 
 
 @pytest.mark.parametrize("shape", SOME)

@@ -20,7 +20,7 @@ USUAL_ID_BYTES = 50  # the same with its merge, for a model of which only config
 KEPT_ID_BYTES, KEPT_FILE_SHARE = 300, 2  # of an open tokenizer: tables in both directions, merges, and the texts twice
 OPEN_ID_BYTES, OPEN_FILE_SHARE = 700, 3  # while it is being opened: the file, its parts, and what is made of them
 TEXT_BYTES = 16 * MIB  # words that the tokenizer remembers, and a piece of text that is being encoded
-CONSTRAINT_ID_BYTES = 430  # pieces as bytes, llguidance's tree of them, and the pieces by their bytes
+CONSTRAINT_ID_BYTES = 450  # pieces as bytes, llguidance's tree of them, and the pieces by their bytes
 CONSTRAINT_BYTES = 4 * MIB  # and a grammar for each sequence:
 GRAMMAR_BYTES = 2 * MIB
 

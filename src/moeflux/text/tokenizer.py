@@ -58,6 +58,10 @@ class Tokenizer:
             ids = list(self._tokenizer.encode(piece, add_special_tokens=False).ids)
             yield ids if i else self._with_bos(ids)
 
+    def _cut(self, text: str) -> Iterator[str]:
+        """A text that nothing is put around."""
+        return cut(text, self._parts) if len(text) > 2 * PIECE and self._can_be_cut else iter((text,))
+
     @cached_property
     def _can_be_cut(self) -> bool:
         """Whether a document is nothing but its parts: no tokens around it, but for one that begins it."""
@@ -79,10 +83,13 @@ class Tokenizer:
         return [bos, *ids] if bos is not None and ids[:1] != [bos] else ids
 
     def encode_rendered(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(check_characters(text, "text"), add_special_tokens=False).ids)
+        return [id for piece in self._cut(check_characters(text, "text")) for id in self._tokenizer.encode(piece, add_special_tokens=False).ids]
 
     def encode_plain(self, text: str) -> list[int]:
-        inner, text = self._tokenizer, check_characters(text, "text")
+        return [id for piece in self._cut(check_characters(text, "text")) for id in self._encode_plain(piece)]
+
+    def _encode_plain(self, text: str) -> list[int]:
+        inner = self._tokenizer
         normal = inner.normalizer.normalize_str(text) if inner.normalizer else text
         pieces = inner.pre_tokenizer.pre_tokenize_str(normal) if inner.pre_tokenizer else [(normal, None)]
         return [token.id for piece, _ in pieces for token in inner.model.tokenize(piece)]
