@@ -143,9 +143,9 @@ void Stream::foresee(size_t layer, const float* x, int64_t tokens, int64_t width
 }
 
 // What the layer chose for the previous token of each row, the likelier first. Where memory is crowded, what of that is not there
-// was too cold to be kept.
+// was too cold to be kept, and the router knows better.
 void Stream::hint_previous(size_t layer) {
-    if (crowded_ || !options_.previous || layer >= steps_.size() || !steps_[layer].layer->moe()) return;
+    if (!options_.previous || (crowded_ && options_.lookahead) || layer >= steps_.size() || !steps_[layer].layer->moe()) return;
     const auto& last = previous_[layer];
     const int64_t k = steps_[layer].layer->routing.k, width = std::min<int64_t>(k, reach_.width());
     ids_.clear();

@@ -159,7 +159,7 @@ def test_wrong_arguments(model, tmp_path, args, code, words):
 
 
 def test_batch(model):
-    result = moeflux("bench", "batch", model, "--tokens", 4, "--size", 1, "--size", 3, "--share", 0.5, "--repeats", 2)
+    result = moeflux("bench", "batch", model, "--tokens", 4, "--size", "3,1", "--size", 3, "--share", 0.5, "--repeats", 2)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout.splitlines()[-1])
     assert report["bench"] == "batch"
@@ -169,6 +169,11 @@ def test_batch(model):
         assert row["tok_s"][0] >= row["tok_s"][1] > 0
         assert row["bytes_per_token"] > 0
         assert 0 <= row["hit_rate"] <= 1
+        assert row["asked_per_step"] > 0
+    assert report["rows"][0]["speed_up"] == [1, 1]
+    refused = moeflux("bench", "batch", model, "--size", "4,0")
+    assert refused.returncode != 0
+    assert "option 'size'" in refused.stderr
 
 
 def test_prefix(model, tmp_path):
