@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/* native/*/*) CMakeLists.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format sanitize sanitize-store soak clean
+.PHONY: demo test lint format sanitize sanitize-native soak clean
 
 # The demo model has 256 experts; only 40 % of them may be in memory, so that the others are really streamed.
 demo: $(VENV)/.package
@@ -33,14 +33,19 @@ sanitize:
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	$(SANITIZE)/bin/python -m pytest -q -p no:cacheprovider tests/backends tests/native tests/properties
 
-# The expert store with many threads on it, under the thread sanitizer and under the address and undefined-behaviour ones.
-STORE := native/memory.cpp $(wildcard native/store/*.cpp) native/tests/store_stress.cpp
-sanitize-store:
+# Many threads on the expert store, and on machine and stream above it, under the thread sanitizer and under the address and
+# undefined-behaviour ones.
+SANITIZED := $(CXX) -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -ffp-contract=off -pthread
+STORE := native/check.cpp native/memory.cpp native/process.cpp $(wildcard native/store/*.cpp)
+FORWARD := $(STORE) $(addprefix native/,experts.cpp layer.cpp machine.cpp mixers.cpp pool.cpp stream.cpp isa/generic.cpp)
+sanitize-native:
 	mkdir -p build
 	for kind in thread address,undefined; do \
-	  $(CXX) -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -fsanitize=$$kind -pthread $(STORE) -o build/store_stress && \
-	  TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 build/store_stress build/store_stress.bin \
-	    || exit 1; \
+	  $(SANITIZED) -fsanitize=$$kind $(STORE) native/tests/store_stress.cpp -o build/store_stress && \
+	  $(SANITIZED) -fsanitize=$$kind $(FORWARD) native/tests/forward_stress.cpp -o build/forward_stress && \
+	  for test in store_stress forward_stress; do \
+	    TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 build/$$test build/$$test.bin || exit 1; \
+	  done || exit 1; \
 	done
 
 # Random rows, bit for bit, while the drive fails: a quarter of an hour. ROWS and SEED change it.

@@ -55,6 +55,7 @@ std::vector<ExpertLayer> write_file(const std::string& path) {
         shape.cols = 4;
         shape.dtype = Dtype::bf16;
         of.gate = of.up = of.down = {shape, {0, 0}, {}, {}};
+        std::swap(of.down.shape.rows, of.down.shape.cols);
     }
     return layers;
 }

@@ -225,8 +225,8 @@ from moeflux.formats.quant import Affine, Plain
 from pathlib import Path
 
 ops = NativeOps(2)
-weights = {"a": ops.load_matrix(random_matrix(Plain("F32"), 64, 2048)),
-           "b": ops.load_matrix(random_matrix(Affine(4, 32, "BF16"), 64, 2048))}
+codecs = {"a": Plain("F32"), "b": Affine(4, 32, "BF16")}
+weights = {name: ops.load_matrix(random_matrix(codec, 64, 2048)) for name, codec in codecs.items()}
 many, one = np.ones((40_000, 2048), np.float32), np.random.default_rng(0).standard_normal((3, 2048), dtype=np.float32)
 outputs = tuple(np.zeros((len(many), 64), np.float32) for _ in weights)
 pages = int(Path("/proc/self/statm").read_text().split()[0])
