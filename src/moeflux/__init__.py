@@ -7,12 +7,15 @@ from moeflux.core.errors import (
     ClosedError,
     ConfigError,
     CutError,
+    DeadlineError,
     FormatError,
     InputError,
+    InternalError,
     MissingTensorError,
     MoefluxError,
     NumericError,
     OptionError,
+    OverloadError,
     ReadError,
     SnapshotError,
     StateError,
@@ -25,8 +28,11 @@ from moeflux.runtime.trace import Trace
 from moeflux.sampling.constraint import Grammar
 from moeflux.session.entry import Limits
 from moeflux.session.events import Finish, Token, Usage
+from moeflux.session.handle import Handle, RequestOptions
 from moeflux.session.prefixes import PrefixStore
+from moeflux.session.prompt import Conversation
 from moeflux.session.session import Session
+from moeflux.session.worker import Worker, WorkerOptions
 
 __version__ = "0.1.0"
 
@@ -36,19 +42,25 @@ __all__ = [
     "CancelledError",
     "ClosedError",
     "ConfigError",
+    "Conversation",
     "CutError",
+    "DeadlineError",
     "Engine",
     "Finish",
     "FormatError",
     "Grammar",
+    "Handle",
     "InputError",
+    "InternalError",
     "Limits",
     "MissingTensorError",
     "MoefluxError",
     "NumericError",
     "OptionError",
+    "OverloadError",
     "PrefixStore",
     "ReadError",
+    "RequestOptions",
     "Segment",
     "Session",
     "SnapshotError",
@@ -57,6 +69,8 @@ __all__ = [
     "Trace",
     "UnsupportedModelError",
     "Usage",
+    "Worker",
+    "WorkerOptions",
     "WriteError",
     "load",
 ]

@@ -172,7 +172,7 @@ def test_truncation_asks_for_sampling(engine):
     assert engine.text.sampling(top_p=0.9) == SamplingParams(temperature=1.0, top_p=0.9)
     with pytest.raises(moeflux.OptionError, match=r"top_k.*temperature 0"):
         engine.text.sampling(top_k=5, temperature=0.0)
-    with pytest.raises(TypeError):
+    with pytest.raises(moeflux.OptionError, match="tempreture"):
         engine.generate("x", max_tokens=1, tempreture=1)
 
 

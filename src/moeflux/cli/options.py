@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from moeflux.cli.streams import MOST_CHARACTERS, check_length, check_text
+from moeflux.core.atomic_file import find_target
 from moeflux.core.config import EngineConfig
 from moeflux.core.errors import InputError, OptionError, ReadError
 from moeflux.formats.checkpoint import read_config
@@ -144,6 +145,7 @@ def check_output(name: str, path: Path | None) -> None:
         raise OptionError("is not a file in a folder that exists", where=where)
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise OptionError("nothing can be written in its folder", where=where)
+    find_target(path)  # refuses devices and pipes
 
 
 def check_folder(name: str, path: Path | None) -> None:

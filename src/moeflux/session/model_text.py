@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ class ModelText:
         asked = [name for name in TRUNCATION if name in changes]
         if asked and self.defaults.greedy and "temperature" not in changes:
             changes = {"temperature": 1.0, **changes}
-        params = replace(self.defaults, **changes)
+        params = self.defaults.changed(**changes)
         if asked and params.greedy:
             raise OptionError(
                 "does nothing at temperature 0, which takes the most likely token",

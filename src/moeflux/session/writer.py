@@ -65,7 +65,7 @@ class Writer:
         if request.stops and self._stream is None:
             text.tokenizer  # noqa: B018 (says that there is none)
         self._sampler = Sampler(request.sampling, text.n_ids, request.ids)
-        self._constraint = text.vocabulary.constrain(request.grammar) if request.grammar else None
+        self._constraint = None if request.grammar is None else text.vocabulary.constrain(request.grammar)
         self._begun = False
         self.usage = Usage(len(request.ids), 0, 0, 0, 0)
         self.reason: Reason | None = None
@@ -103,9 +103,9 @@ class Writer:
         choice = self._sampler.sample(logits, allowed)
         tally = _Tally()
         if choice.token in self._ends:
-            self.reason = "end"
             if parts := self.rest():
                 tally.events.append(Token(choice.token, parts))
+            self.reason = "end" if self.stop_sequence is None else "stop_sequence"
         else:
             self._add(tally, choice, forced=False)
             self._force(tally)

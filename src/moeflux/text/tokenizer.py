@@ -83,7 +83,8 @@ class Tokenizer:
         return [bos, *ids] if bos is not None and ids[:1] != [bos] else ids
 
     def encode_rendered(self, text: str) -> list[int]:
-        return [id for piece in self._cut(check_characters(text, "text")) for id in self._tokenizer.encode(piece, add_special_tokens=False).ids]
+        pieces = self._cut(check_characters(text, "text"))
+        return [id for piece in pieces for id in self._tokenizer.encode(piece, add_special_tokens=False).ids]
 
     def encode_plain(self, text: str) -> list[int]:
         return [id for piece in self._cut(check_characters(text, "text")) for id in self._encode_plain(piece)]
