@@ -12,6 +12,8 @@ import pytest
 
 import moeflux
 from moeflux import Segment
+from moeflux.runtime.batch import Batch
+from moeflux.runtime.forward import forward
 
 NAME = "qwen3_5_moe_vl_fused-4bit-f32"
 IDS = np.random.default_rng(2).integers(0, 512, 12).tolist()
@@ -79,14 +81,14 @@ def test_an_interrupted_prompt(copied, expected):
     prompt = np.random.default_rng(0).integers(0, 512, 6000).tolist()
     with moeflux.load(copied, slots=4, context=8192) as engine:
         start = time.perf_counter()
-        engine.forward(Segment(engine.sequence(), prompt, "none"))
+        forward(engine.model, Batch((Segment(engine.sequence(), prompt, "none"),)))  # more than an engine plans for
         whole = time.perf_counter() - start
         sequence = engine.sequence()
         before = signal.signal(signal.SIGALRM, _interrupt)
         try:
             signal.setitimer(signal.ITIMER_REAL, whole / 8)
             with pytest.raises(KeyboardInterrupt):
-                engine.forward(Segment(sequence, prompt, "none"))
+                forward(engine.model, Batch((Segment(sequence, prompt, "none"),)))
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
