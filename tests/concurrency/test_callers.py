@@ -1,4 +1,4 @@
-"""Several threads on one engine: one forward at a time, whoever calls; closing it meanwhile; calling it from inside itself."""
+"""Several threads on one engine: one forward at a time; closing it meanwhile; calling it from inside of itself."""
 
 from __future__ import annotations
 
