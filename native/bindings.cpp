@@ -73,7 +73,8 @@ PyHeads make_heads(const PyMatrix& matrix, int64_t heads, int64_t first, int64_t
                    std::to_string(matrix.m.rows) + " rows are not " + std::to_string(heads) + " equal heads");
     const int64_t stride = matrix.m.rows / heads;
     require_format(first >= 0 && rows > 0 && first <= stride && rows <= stride - first,
-                   "a head has " + std::to_string(stride) + " rows, " + std::to_string(rows) + " from " + std::to_string(first) + " on are wanted");
+                   "a head has " + std::to_string(stride) + " rows, " + std::to_string(rows) + " from " +
+                       std::to_string(first) + " on are wanted");
     return {{matrix.m, heads, stride, first, rows, transposed}, matrix};
 }
 

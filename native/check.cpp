@@ -11,10 +11,12 @@ std::string shown(int64_t n) { return std::to_string(n); }
 }  // namespace
 
 void check_matrix(const Matrix& m, const std::string& where) {
-    require_format(m.rows >= 1 && m.rows <= kMaxRows, "has " + shown(m.rows) + " rows; kernels take 1 to " + shown(kMaxRows), where);
-    require_format(m.cols >= 1 && m.cols <= kMaxCols, "has " + shown(m.cols) + " columns; kernels take 1 to " + shown(kMaxCols), where);
-    if (m.codec == Codec::fp8)
-        require_format(m.block >= 1 && m.block <= kMaxCols, "has blocks of " + shown(m.block) + "; kernels take 1 to " + shown(kMaxCols), where);
+    const auto within = [&](const std::string& what, int64_t n, int64_t most) {
+        require_format(n >= 1 && n <= most, "has " + what + "; kernels take 1 to " + shown(most), where);
+    };
+    within(shown(m.rows) + " rows", m.rows, kMaxRows);
+    within(shown(m.cols) + " columns", m.cols, kMaxCols);
+    if (m.codec == Codec::fp8) within("blocks of " + shown(m.block), m.block, kMaxCols);
     if (m.codec != Codec::affine) return;
     const bool bits = (m.bits >= 2 && m.bits <= 6) || m.bits == 8, group = m.group == 32 || m.group == 64 || m.group == 128;
     require_format(bits, "has " + shown(m.bits) + " bits; kernels take 2, 3, 4, 5, 6 and 8", where);

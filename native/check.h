@@ -1,4 +1,4 @@
-// Sizes as files and configs say them, against what kernels and their buffers can take. Each is refused by name, with the numbers.
+// Sizes as files and configs say them, against what kernels and their buffers can take. Each is refused by name, with numbers.
 #pragma once
 
 #include <string>

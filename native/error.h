@@ -27,7 +27,8 @@ inline void require(bool fits, const char* what) {
 
 inline void require_count(int64_t there, int64_t needed, const char* what) {
     if (there != needed)
-        throw Error(Error::Kind::input, std::string(what) + " has " + std::to_string(there) + " elements, needs " + std::to_string(needed));
+        throw Error(Error::Kind::input,
+                    std::string(what) + " has " + std::to_string(there) + " elements, needs " + std::to_string(needed));
 }
 
 // Sizes that a file or its config says.

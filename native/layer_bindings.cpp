@@ -47,9 +47,11 @@ void check_experts(const Store& store, std::span<const Step> steps) {
         if (!l.moe()) continue;
         const std::string where = "layer " + std::to_string(i);
         const bool there = int(i) < store.n_layers() && store.layer(int(i)).n_experts == l.routing.experts;
-        require_format(there, "its router chooses from " + std::to_string(l.routing.experts) + " experts, the store has others", where);
+        require_format(there, "its router chooses from " + std::to_string(l.routing.experts) + " experts, the store has others",
+                       where);
         const int64_t cols = store.layer(int(i)).gate.shape.cols;
-        require_format(cols == l.hidden, "experts of " + std::to_string(cols) + " columns, hidden size " + std::to_string(l.hidden), where);
+        require_format(cols == l.hidden,
+                       "experts of " + std::to_string(cols) + " columns, hidden size " + std::to_string(l.hidden), where);
     }
 }
 

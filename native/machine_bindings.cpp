@@ -77,7 +77,8 @@ void bind_blocks(nb::class_<Machine>& machine) {
                 int64_t dim, bool gated, const Rotation& rotation, nb::list spans, Out out) {
                  require(q.ndim() >= 1, "q has no rows");
                  const int64_t tokens = int64_t(q.shape(0));
-                 require(heads > 0 && groups > 0 && heads % groups == 0 && int64_t(rotation.frequencies.size()) * 2 <= dim, "heads or rotation");
+                 require(heads > 0 && groups > 0 && heads % groups == 0, "heads");
+                 require(int64_t(rotation.frequencies.size()) * 2 <= dim, "rotation");
                  require_size(q, tokens * heads * dim * (gated ? 2 : 1), "q");
                  require_size(k, tokens * groups * dim, "k");
                  require_size(v, tokens * groups * dim, "v");
@@ -109,8 +110,8 @@ void bind_blocks(nb::class_<Machine>& machine) {
                 float eps, int64_t key_heads, int64_t heads, int64_t key_dim, int64_t value_dim, nb::list spans, Out out) {
                  require(qkv.ndim() == 2, "qkv has no rows");
                  const int64_t tokens = int64_t(qkv.shape(0));
-                 require(key_heads > 0 && heads > 0 && heads % key_heads == 0 && conv.ndim() == 2 && conv.shape(1) >= 1 && conv.shape(1) <= kMaxTaps,
-                         "heads or width of the convolution");
+                 require(key_heads > 0 && heads > 0 && heads % key_heads == 0, "heads");
+                 require(conv.ndim() == 2 && conv.shape(1) >= 1 && conv.shape(1) <= kMaxTaps, "width of the convolution");
                  const DeltaShape s = {key_heads, heads, key_dim, value_dim, int64_t(conv.shape(1))};
                  require_size(qkv, tokens * s.channels(), "qkv");
                  require_size(z, tokens * heads * value_dim, "z");

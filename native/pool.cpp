@@ -31,7 +31,8 @@ Pool::Pool(int threads, int spin_us) : size_(threads), of_(new Worker[size_t(thr
         for (int i = 1; i < threads; ++i) workers_->emplace_back([this, i] { loop(i); });
     } catch (const std::exception& error) {
         end();
-        throw Error(Error::Kind::full, std::to_string(threads) + " threads cannot be started: " + error.what(), "option 'threads'");
+        throw Error(Error::Kind::full, std::to_string(threads) + " threads cannot be started: " + error.what(),
+                    "option 'threads'");
     }
 }
 
@@ -117,7 +118,8 @@ void Pool::loop(int worker) {
 }
 
 void Pool::start(Body body, void* context, int64_t chunks) {
-    if (chunks > int64_t(kField)) throw Error(Error::Kind::input, "a job of " + std::to_string(chunks) + " chunks is too large");
+    if (chunks > int64_t(kField))
+        throw Error(Error::Kind::input, "a job of " + std::to_string(chunks) + " chunks is too large");
     body_ = body;
     context_ = context;
     done_.store(0, std::memory_order_relaxed);

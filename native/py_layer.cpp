@@ -38,14 +38,14 @@ private:
         say(there == n, role + " has " + std::to_string(there) + " numbers, needs " + std::to_string(n));
     }
     void matrix(const std::string& role, const Matrix& m, int64_t rows, int64_t cols) const {
-        say(m.rows == rows && m.cols == cols, role + " is [" + std::to_string(m.rows) + ", " + std::to_string(m.cols) + "], needs [" +
-                                                  std::to_string(rows) + ", " + std::to_string(cols) + "]");
+        const auto shape = [](int64_t r, int64_t c) { return "[" + std::to_string(r) + ", " + std::to_string(c) + "]"; };
+        say(m.rows == rows && m.cols == cols, role + " is " + shape(m.rows, m.cols) + ", needs " + shape(rows, cols));
     }
     void heads(const std::string& role, const HeadMatrix& m, int64_t n_in, int64_t n_out) const {
         const int64_t in = m.transposed ? m.rows : m.matrix.cols, out = m.transposed ? m.matrix.cols : m.rows;
         say(m.heads == l_.heads && in == n_in && out == n_out,
-            role + " has " + std::to_string(m.heads) + " heads from " + std::to_string(in) + " to " + std::to_string(out) + ", needs " +
-                std::to_string(l_.heads) + " from " + std::to_string(n_in) + " to " + std::to_string(n_out));
+            role + " has " + std::to_string(m.heads) + " heads from " + std::to_string(in) + " to " + std::to_string(out) +
+                ", needs " + std::to_string(l_.heads) + " from " + std::to_string(n_in) + " to " + std::to_string(n_out));
     }
     int64_t rope() const { return int64_t(l_.rotation.frequencies.size()) * 2; }
 
@@ -54,7 +54,8 @@ private:
         size("number of heads", s.heads, kMaxSize);
         size("number of key-value heads", s.groups, s.heads);
         size("head size", s.dim, kMaxSize);
-        say(s.heads % s.groups == 0, std::to_string(s.heads) + " heads cannot share " + std::to_string(s.groups) + " key-value heads");
+        say(s.heads % s.groups == 0,
+            std::to_string(s.heads) + " heads cannot share " + std::to_string(s.groups) + " key-value heads");
         say(rope() <= s.dim, "rotates " + std::to_string(rope()) + " of the " + std::to_string(s.dim) + " elements of a head");
         matrix("q_proj", l_.q, s.heads * s.dim * (s.gated ? 2 : 1), l_.hidden);
         matrix("k_proj", l_.k, s.groups * s.dim, l_.hidden);
@@ -90,7 +91,8 @@ private:
         size("key size", s.key_dim, kMaxSize);
         size("value size", s.value_dim, kMaxSize);
         size("width of the convolution", s.width, kMaxTaps);
-        say(s.heads % s.key_heads == 0, std::to_string(s.heads) + " value heads cannot share " + std::to_string(s.key_heads) + " key heads");
+        say(s.heads % s.key_heads == 0,
+            std::to_string(s.heads) + " value heads cannot share " + std::to_string(s.key_heads) + " key heads");
         const int64_t values = s.heads * s.value_dim;
         if (l_.qkvz.rows) {
             matrix("in_proj_qkvz", l_.qkvz, s.channels() + values, l_.hidden);
@@ -113,7 +115,8 @@ private:
         size("experts per token", s.k, s.experts);
         size("number of groups", s.groups, s.experts);
         size("groups per token", s.top_groups, s.groups);
-        say(s.experts % s.groups == 0, std::to_string(s.experts) + " experts are not " + std::to_string(s.groups) + " equal groups");
+        say(s.experts % s.groups == 0,
+            std::to_string(s.experts) + " experts are not " + std::to_string(s.groups) + " equal groups");
         matrix("router", l_.router, s.experts, l_.hidden);
         if (s.sigmoid) vector("router_bias", s.experts);
     }
