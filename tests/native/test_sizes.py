@@ -186,7 +186,7 @@ def test_experts_that_are_not_the_routers(mlx):
     with moeflux.load(mlx("qwen3_moe-4bit-f32")) as one, moeflux.load(mlx("deepseek_v3-4bit-f32")) as two:
         ops, layers = one.model.ops, [layer.fused for layer in one.model.trunk.layers]
         x, stream = np.zeros((1, one.spec.hidden), np.float32), ops.open_stream(two.model.experts.store.native, "both", 2)
-        states = [[(0, 1, 0, *[np.zeros(1, np.uint64)] * 2, 2)]] * len(layers)
+        states = [[(0, 1, 0, *[np.zeros(1, np.uint64)] * 2, 2, True)]] * len(layers)
         with pytest.raises(FormatError, match=r"layer 0: its router chooses from \d+ experts"):
             ops._machine.run_layers(layers, x, states, stream)
         with pytest.raises(InputError, match="another machine"):

@@ -171,25 +171,22 @@ def test_grammars_with_forced_tokens(engine, worker):
 def test_a_full_line_and_places_in_it(engine, monkeypatch):
     held = Held(monkeypatch)
     with Worker(engine, engine.text, options=WorkerOptions(parallel=1, max_queue=2)) as worker:
+        order = []
+
+        def watch(name):
+            return lambda event: order.append(name) if isinstance(event, Finish) else None
+
         running = worker.submit([5], options(1))
         assert held.entered.wait(30)
-        low, high = worker.submit([6], options(1)), worker.submit([7], options(1, priority=5))
+        low = worker.submit([6], options(1), watch("low"))
+        high = worker.submit([7], options(1, priority=5), watch("high"))
         assert (running.place, high.place, low.place) == (None, 0, 1)
         with pytest.raises(OverloadError, match="2 requests") as error:
             worker.submit([8], options(1))
         assert error.value.fault == "overload"
-        order = []
-
-        def wait(handle, name):
-            handle.result(30)
-            order.append(name)
-
-        waiters = [threading.Thread(target=wait, args=pair) for pair in ((low, "low"), (high, "high"))]
-        for waiter in waiters:
-            waiter.start()
         held.go.set()
-        for waiter in waiters:
-            waiter.join()
+        low.result(30)
+        high.result(30)
         assert order == ["high", "low"]
 
 

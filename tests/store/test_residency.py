@@ -156,7 +156,7 @@ def test_demands_beside_a_sweep():
     assert memory.access(0, [0, 6], swept=range(20, 40)) == [6, *range(20, 40)]
     assert memory.holds(0, 6)
     assert memory.access(0, [0], swept=[0, 6]) == []  # asked for by both: a demand
-    with pytest.raises(ValueError, match="n_swept"):
+    with pytest.raises(InputError, match="n_swept"):
         memory._native.access(0, np.arange(3), 4)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import OptionError
+from moeflux.core.errors import BudgetError, OptionError
 from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import Checkpoint, has_weights, read_config
 from moeflux.formats.quant_rules import AffineRule, QuantRules, read_quant_rules
@@ -113,7 +114,11 @@ def plan_engine(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint:
         return plan
     probe = probe_drive(checkpoint, [i for i, _ in spec.moe_layers()], weights_only=plan.keep_scales)
     resources = replace(resources, scales="kept" if plan.keep_scales else "streamed")  # as was measured
-    return make_plan(spec, sizes, _with_drive(resources, probe))
+    fast = _with_drive(resources, probe)
+    for affordable in (fast, replace(fast, n_readers=resources.n_readers)):  # what the drive likes best may not fit
+        with suppress(BudgetError):
+            return make_plan(spec, sizes, affordable)
+    return make_plan(spec, sizes, replace(resources, rates=fast.rates))
 
 
 def _report(spec: ModelSpec, sizes: Sizes, wanted: Wanted, probe: DriveProbe | None, notes: tuple[str, ...]) -> PlanReport:
