@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 from statistics import median
 
 
@@ -25,9 +26,8 @@ def main() -> None:
     parser.add_argument("old")
     parser.add_argument("new")
     parser.add_argument("-n", "--rounds", type=int, default=3)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    chosen = parser.parse_args()
-    arguments = [word for word in chosen.arguments if word != "--"]
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    chosen, arguments = parser.parse_args(sys.argv[1:at]), sys.argv[at + 1 :]
     seen: dict[str, list[dict[str, float]]] = {"old": [], "new": []}
     for i in range(chosen.rounds):
         for name in ("old", "new") if i % 2 == 0 else ("new", "old"):

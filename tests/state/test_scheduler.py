@@ -109,14 +109,21 @@ def test_prompts_and_decoding_take_turns_in_time(steps, monkeypatch):
     assert all(len(sizes) == 1 for sizes in steps)
 
 
+def turn_of(turns):
+    return turns.next(False, True, alone=False)[1]
+
+
 def test_turns_follow_what_they_take():
     turns = Turns(4096)
     assert turns.next(False, True, alone=True) == ("prompt", 4096)
-    assert turns.next(False, True, alone=False) == ("prompt", 512)
+    assert turn_of(turns) == 512
     turns.ran("prompt", 512, 1.0)
-    assert turns.next(False, True, alone=False) == ("prompt", 1024)
-    for _ in range(5):
-        turns.ran("prompt", 512, 100.0)
+    assert turn_of(turns) == 1024
+    turns.ran("prompt", 100, 1.0)  # the end of a prompt says nothing
+    turns.ran("prompt", 1024, 10.0)
+    assert turn_of(turns) == 1024
+    for n in (1024, 512, 256, 256):
+        turns.ran("prompt", n, 100.0)
     assert turns.next(True, True, alone=False) == ("prompt", 256)
     turns.ran("prompt", 256, 50.0)
     assert turns.next(True, True, alone=False) == ("decode", 4096)
@@ -124,6 +131,20 @@ def test_turns_follow_what_they_take():
     assert turns.next(True, True, alone=False)[0] == "decode"
     turns.ran("decode", 2, 30.0)
     assert turns.next(True, True, alone=False)[0] == "prompt"
+
+
+def test_turns_are_large_enough_for_what_they_read():
+    """Where reading takes most of a turn, fewer tokens would take as long."""
+    slow = Turns(4096, sweep_s=60.0)
+    assert turn_of(slow) == 4096
+    slow.ran("prompt", 4096, 90.0)
+    assert turn_of(slow) == 4096
+    usual = Turns(4096, sweep_s=3.0)
+    assert turn_of(usual) == 512
+    usual.ran("prompt", 512, 5.0)
+    assert turn_of(usual) == 1024
+    usual.ran("prompt", 1024, 10.0)
+    assert turn_of(usual) == 1024
 
 
 def test_a_step_is_stopped_for_a_newcomer_where_that_loses_less_than_it_saves():

@@ -59,7 +59,8 @@ def closing(finish: Finish, drive_bytes_s: float | None) -> str:
     if speed := timings.tok_s(usage):
         words.append(f"{speed:,.0f} tok/s" if speed >= 100 else f"{speed:.3g} tok/s")
     words.append(f"first after {timings.first:.2f} s")
-    words.append(f"{store.hit_rate:.0%} of experts found in memory")
+    if store.asked:  # a constraint may have left nothing to compute
+        words.append(f"{store.hit_rate:.0%} of experts found in memory")
     words.append(f"{format_bytes(store.bytes_read)} read")
     if share := finish.drive_share(drive_bytes_s):
         words[-1] += f" ({share:.0%} of the drive's limit)"

@@ -79,6 +79,11 @@ class Plan:
         return self.memory.states + max(0, self.budget - self.memory.total)
 
     @property
+    def sweep_s(self) -> float:
+        """Seconds to read every expert that is not in memory once; 0 where the drive was not measured."""
+        return (self.n_experts - self.n_slots) * self.slot_bytes / self.drive_bytes_s if self.drive_bytes_s else 0.0
+
+    @property
     def share(self) -> float:
         """Of the experts that are in memory."""
         return self.n_slots / self.n_experts

@@ -102,7 +102,7 @@ class Scheduler:
     def __init__(self, engine: Engine, turns: Turns | None = None, most: int | None = None) -> None:
         """`most`: jobs that run at once; by default as many as the engine was planned for."""
         self._engine = engine
-        self._turns = turns or Turns(engine.plan.chunk_tokens)
+        self._turns = turns or Turns(engine.plan.chunk_tokens, engine.plan.sweep_s)
         self._most = engine.config.sequences if most is None else most
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []  # whose turn it is first, first

@@ -1,7 +1,9 @@
 """Whose turn it is: sequences that decode, or prompts. Time is shared, not tokens.
 
-A prompt alone runs in the largest chunks. Beside others it runs in turns of a few seconds, long enough for its experts to be
-read once for many tokens, and short enough that nobody waits long. After a turn, those that decode get as much time.
+A prompt alone runs in the largest chunks. Beside others it runs in turns, and after a turn those that decode get as much
+time. A turn should take a few seconds, so that nobody waits long. But whatever its size, it reads most of the experts that
+are not in memory (a sweep): it must have enough tokens to compute for about as long as that takes, or the drive's time is
+wasted.
 """
 
 from __future__ import annotations
@@ -10,17 +12,17 @@ from moeflux.runtime.batch import Kind
 
 FIRST_TURN = 512  # tokens of prompts in a turn beside others, until it is known what they take
 LEAST_TURN = 256
-TURN_SECONDS = 8.0  # that a turn should take at most
+TURN_SECONDS = 8.0  # that a turn should take, about
 DECODE_SHARE = 0.5  # of the time, where both wait
 PATIENCE = 5.0  # seconds of a step that are given up for a newcomer while nobody knows what a step takes
 LEAST_WAIT = 0.5  # seconds that a newcomer can always wait
 
 
 class Turns:
-    def __init__(self, chunk: int, turn_seconds: float = TURN_SECONDS) -> None:
-        """`chunk`: tokens that one forward has scratch memory for."""
-        self._chunk, self._seconds = chunk, turn_seconds
-        self._turn = min(FIRST_TURN, chunk)
+    def __init__(self, chunk: int, sweep_s: float = 0.0) -> None:
+        """`chunk`: tokens that one forward has scratch memory for. `sweep_s`: reading all experts that are not in memory."""
+        self._chunk, self._sweep = chunk, sweep_s
+        self._turn = chunk if 2 * sweep_s > TURN_SECONDS else min(FIRST_TURN, chunk)
         self._owed = 0.0  # seconds that those who decode have coming
         self._rate: float | None = None  # tokens of prompts per second
         self._together = False
@@ -43,7 +45,8 @@ class Turns:
             self._owed = seconds * DECODE_SHARE / (1 - DECODE_SHARE)
         if n_tokens >= min(LEAST_TURN, self._chunk):
             self._rate = n_tokens / seconds
-            self._fit(self._rate)
+        if n_tokens == self._turn:
+            self._fit(seconds)
 
     def worth_stopping(self, n_tokens: int, elapsed: float) -> bool:
         """Whether a step of prompts should be given up for somebody who came: if more of it is to come than is lost."""
@@ -53,9 +56,9 @@ class Turns:
             return elapsed < PATIENCE
         return n_tokens / self._rate - elapsed > max(elapsed, LEAST_WAIT)
 
-    def _fit(self, rate: float) -> None:
-        """Halved after a turn that would have been too long, doubled after one that was short."""
-        if self._turn > self._seconds * rate:
-            self._turn = max(min(LEAST_TURN, self._chunk), self._turn // 2)
-        elif 2 * self._turn < self._seconds * rate:
+    def _fit(self, seconds: float) -> None:
+        """Twice as many tokens after a turn that was short, or that mostly read; half as many after a long one."""
+        if seconds < max(TURN_SECONDS / 2, 2 * self._sweep):
             self._turn = min(self._chunk, self._turn * 2)
+        elif seconds > max(1.5 * TURN_SECONDS, 4 * self._sweep):
+            self._turn = max(min(LEAST_TURN, self._chunk), self._turn // 2)
