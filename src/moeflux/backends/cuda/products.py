@@ -1,0 +1,99 @@
+"""Matrix products: which kernel for how many rows. The choice never changes bits, so it may follow speed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from moeflux.backends.cuda.device import Device
+from moeflux.backends.cuda.kernels import floats, linear
+from moeflux.backends.cuda.memory import AffineMatrix, FloatMatrix, Tensor
+
+EXACT = {"enable_fp_fusion": False}
+FEW = 8  # rows up to here are taken one by one: reading the weights anew is cheaper than a tile of mostly nothing
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Activations as integers: digits [T, 2, K] of int8, and per group the worth of one unit and the sum of the integers."""
+
+    digits: Tensor
+    step: Tensor
+    total: Tensor
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a tensor-core product is cut."""
+
+    rows: int = 32
+    columns: int = 64
+    warps: int = 4
+    stages: int = 2
+
+    # 32 rows: five float tiles are alive in the sums of four groups, and larger ones do not fit the registers.
+
+
+class Products:
+    def __init__(self, device: Device, empty: Callable[..., Tensor]) -> None:
+        self._device = device
+        self._empty = empty
+        self.few = FEW
+        self.tile = Tile()
+
+    def affine(self, x: Tensor, weight: AffineMatrix) -> Tensor:
+        """[T, in] -> [T, out]"""
+        digits = self.digits(x, weight.group, weight.bits)
+        if len(x) <= self.few or weight.groups % 4 or weight.group * weight.bits < 256:
+            return self._one_by_one(digits, weight)
+        return self._together(digits, weight)
+
+    def digits(self, x: Tensor, group: int, bits: int, up: Tensor | None = None) -> Digits:
+        """Of x, or of silu(x) * up."""
+        (n, cols), groups = x.shape, x.shape[1] // group
+        q = torch.empty(n, 2, cols, dtype=torch.int8, device=x.device)
+        step, total = self._empty(n, groups), torch.empty(n, groups, dtype=torch.int32, device=x.device)
+        at_once = 16
+        linear.quantise_kernel[(n, triton.cdiv(groups, at_once))](
+            x, x if up is None else up, q, step, total, cols, groups, group, bits == 4, at_once, up is not None, **EXACT
+        )
+        return Digits(q, step, total)
+
+    def _one_by_one(self, x: Digits, w: AffineMatrix) -> Tensor:
+        y, rows, at_once = self._empty(len(x), w.rows), 16 if self._device.dp4a else 256, min(32, max(4, triton.next_power_of_2(w.groups)))
+        linear.vector_kernel[(triton.cdiv(w.rows, rows), len(x))](
+            w.codes, w.scales, w.biases, x.digits.view(torch.int32), x.step, x.total, y, w.rows, w.cols, w.groups,
+            w.group, w.bits, rows, at_once, self._device.dp4a, num_warps=8, **EXACT,
+        )  # fmt: skip
+        return y
+
+    def _together(self, x: Digits, w: AffineMatrix) -> Tensor:
+        n = len(x)
+        rows = torch.arange(n, dtype=torch.int32, device=x.step.device)
+        edges = torch.tensor([0, n], dtype=torch.int32, device=x.step.device)
+        y = self._empty(n, w.rows)
+        tile = self.tile
+        columns, turns = triton.cdiv(w.rows, tile.columns), triton.cdiv(n, tile.rows)
+        linear.matrix_kernel[(columns, turns)](
+            w.codes.view(torch.uint8), w.scales, w.biases, x.digits, x.step, x.total, rows, edges, edges, y, w.rows, 0, 0,
+            columns, turns, w.cols, w.group, w.bits, tile.rows, tile.columns, tile.stages, num_warps=tile.warps, **EXACT,
+        )  # fmt: skip
+        return y
+
+    def floats(self, x: Tensor, weight: FloatMatrix) -> Tensor:
+        """[T, heads, in] -> [T, heads, out], each head with its own matrix."""
+        x = x.contiguous()
+        n, (heads, rows, cols) = len(x), weight.weight.shape
+        y, tall, log = self._empty(n, heads, rows), 16, min(8, max(4, (cols - 1).bit_length()))
+        scales = weight.scales if weight.scales is not None else x
+        floats.float_kernel[(heads * triton.cdiv(rows, tall), n)](
+            weight.weight, scales, x, y, rows, cols, heads, weight.block, triton.cdiv(cols, weight.block), tall, 1 << log,
+            log, weight.scales is not None, num_warps=4, **EXACT,
+        )  # fmt: skip
+        return y
