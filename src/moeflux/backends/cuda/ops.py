@@ -132,7 +132,7 @@ class CudaOps(Ops):
     def _norm(self, x: Tensor, weight: Tensor, eps: float, mean: bool) -> Tensor:
         x = self._tensor(x).contiguous()
         y, dim = self._empty(*x.shape), x.shape[-1]
-        rows.norm_kernel[(x.numel() // dim,)](x, weight, y, dim, eps, _log(dim), mean, num_warps=4, **EXACT)
+        rows.norm_kernel[(x.numel() // dim,)](x, weight, y, dim, 1 / dim, eps, _log(dim), mean, num_warps=4, **EXACT)
         return y
 
     def silu(self, x: Tensor) -> Tensor:

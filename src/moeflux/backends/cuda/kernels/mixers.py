@@ -7,7 +7,7 @@ import triton.language as tl
 
 from moeflux.backends.cuda.kernels.arith import tree_rows
 
-CHUNK = tl.constexpr(64)  # positions whose scores are joined first; chunks lie at absolute positions
+CHUNK = tl.constexpr(32)  # positions whose scores are joined first; chunks lie at absolute positions
 
 
 
@@ -20,7 +20,7 @@ def attend_chunk(q, k, v, seen, first, scale):
     scores = tl.where(n[None, :] < seen[:, None], scores, float("-inf"))
     best = tl.max(scores, 1)
     share = tl.exp(scores - tl.where(best == float("-inf"), 0.0, best)[:, None])
-    return best, tree_rows(share, 16, 6), tl.dot(share, v, input_precision="ieee")
+    return best, tree_rows(share, 16, 5), tl.dot(share, v, input_precision="ieee")
 
 
 @triton.jit

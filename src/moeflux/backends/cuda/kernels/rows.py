@@ -9,14 +9,14 @@ from moeflux.backends.cuda.kernels.arith import sigmoid, silu, softplus, tree_su
 
 
 @triton.jit
-def norm_kernel(X, W, Y, D, eps, LOG: tl.constexpr, MEAN: tl.constexpr):
-    """MEAN: x / sqrt(mean x^2 + eps) * weight; else x / sqrt(sum x^2 + eps). One row a program."""
+def norm_kernel(X, W, Y, D, inverse, eps, LOG: tl.constexpr, MEAN: tl.constexpr):
+    """MEAN: x / sqrt(mean x^2 + eps) * weight; else x / sqrt(sum x^2 + eps). One row of D = 1 / inverse a program."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, 1 << LOG)
     x = tl.load(X + row * D + c, mask=c < D, other=0.0)
     total = tree_sum(x * x, LOG)
     if MEAN:
-        y = x * tl.rsqrt(total / D + eps) * tl.load(W + c, mask=c < D, other=0.0)
+        y = x * tl.rsqrt(total * inverse + eps) * tl.load(W + c, mask=c < D, other=0.0)
     else:
         y = x * tl.rsqrt(total + eps)
     tl.store(Y + row * D + c, y, mask=c < D)

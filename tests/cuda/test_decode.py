@@ -1,0 +1,56 @@
+"""The decode step against the composed blocks: the same bits, with a graph and without, whatever slots experts are in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cuda.small import Sizes, SmallModel
+from moeflux.backends.cuda.decode import DecodeOptions, Decoder, refusal
+from moeflux.backends.cuda.device import open_device
+from moeflux.backends.cuda.ops import CudaOps
+
+ON_GPU = open_device().name != "cpu"
+PROMPT = [5, 7, 300, 11, 42] if not ON_GPU else [int(t) for t in torch.randint(0, 512, (290,), generator=torch.manual_seed(1))]
+WAYS = [(True, True), (True, False), (False, True), (False, False)] if ON_GPU else [(False, False)]
+BIG = Sizes(hidden=2048, vocab=4096, experts=256, k=8, width=512, key_heads=16, value_heads=32, head=128, heads=16, head_dim=256,
+            rotary=64, layers="dda")  # fmt: skip
+
+
+def decoded(model, options, n):
+    """Prompt through the composed blocks, then n tokens through the step. Tokens and the logits of each step."""
+    states = model.states()
+    first = model.composed(PROMPT, states, 0)[-1].argmax()
+    decoder = Decoder(model.ops.device, model.layers, model.ends, model.pool, options)
+    decoder.bind(states, len(PROMPT), int(first))
+    found, logits = [int(first)], []
+    for token in decoder.tokens(n):
+        found.append(token)
+        if ON_GPU:
+            torch.cuda.synchronize()
+        logits.append(decoder.logits.clone())
+    return found, logits
+
+
+@pytest.mark.parametrize("sizes", [Sizes(), BIG] if ON_GPU else [Sizes()], ids=str)
+def test_the_step_has_the_bits_of_the_composed_blocks(sizes):
+    model = SmallModel(CudaOps(open_device(), poison=True), sizes)
+    assert refusal(model.layers, model.ends) is None
+    n = 6 if ON_GPU else 2
+    states = model.states()
+    expected = [model.composed(PROMPT, states, 0)[-1]]
+    tokens = [int(expected[0].argmax())]
+    for i in range(n):
+        expected.append(model.composed(tokens[-1:], states, len(PROMPT) + i)[0])
+        tokens.append(int(expected[-1].argmax()))
+    for graph, pdl in WAYS:
+        options = DecodeOptions(512, model.eps, graph, pdl)
+        # one step at a time: the next step is under way when a token is given out
+        states = model.states()
+        model.composed(PROMPT, states, 0)
+        decoder = Decoder(model.ops.device, model.layers, model.ends, model.pool, options)
+        decoder.bind(states, len(PROMPT), tokens[0])
+        for i in range(n):
+            assert list(decoder.tokens(1)) == [tokens[i + 1]], (graph, pdl, i)
+            assert torch.equal(decoder.logits, expected[i + 1]), (graph, pdl, i)
+        assert decoded(model, options, n)[0] == tokens
