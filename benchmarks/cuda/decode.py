@@ -1,6 +1,6 @@
 """Decoding on one GPU with every expert in its memory, batch 1: tokens per second with the host reading every token.
 
-    python benchmarks/cuda/decode.py --out benchmarks/results/h200/decode.json
+python benchmarks/cuda/decode.py --out benchmarks/results/h200/decode.json
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from model import EPS, RandomModel, Shape
-from moeflux.backends.cuda.decode import DecodeOptions, Decoder
+from moeflux.backends.cuda.decode import DecodeOptions, Decoder, Tile, Tiles
 from moeflux.backends.cuda.device import open_device
 from moeflux.backends.cuda.ops import CudaOps
+from moeflux.models.spec import Attention, DeltaNet
 
 PHASES = {1: "input projection", 2: "mixer", 4: "output projection", 8: "router, shared gate and up", 16: "experts gate and up",
           32: "down and combine", 64: "head and next"}  # fmt: skip
@@ -56,22 +58,64 @@ def rate(model: RandomModel, options: DecodeOptions, start: int, n: int, runs: i
     return {"tok_s": sorted(found)[runs // 2], "all": sorted(found), "tokens": first[:40]}
 
 
-def phases(model: RandomModel, options: DecodeOptions, start: int) -> dict[str, float]:
-    decoder = Decoder(model.ops.device, model.layers, model.ends, model.pool, options)
-    decoder.bind(model.states(start), start, 7)
-    decoder.reserve(8)
-    found = {}
-    for mask, name in PHASES.items():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            decoder.launch(mask)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            decoder.launch(mask)
-        found[name] = timed(graph.replay, 7) * 1e3
-        decoder._buffers.position.fill_(start)
+def phase_us(decoder: Decoder, mask: int, start: int) -> float:
+    """Of one kind of phase alone, all layers."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        decoder.launch(mask)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        decoder.launch(mask)
+    found = timed(graph.replay, 7) * 1e3
+    decoder._buffers.position.fill_(start)
     return found
+
+
+def bound(model: RandomModel, options: DecodeOptions, start: int, chosen=None) -> Decoder:  # noqa: ANN001
+    keep = [i for i, w in enumerate(model.layers) if chosen is None or isinstance(w.spec.mixer, chosen)]
+    decoder = Decoder(model.ops.device, [model.layers[i] for i in keep], model.ends, model.pool, options)
+    states = model.states(start)
+    decoder.bind([states[i] for i in keep], start, 7)
+    decoder.reserve(8)
+    return decoder
+
+
+def phases(model: RandomModel, options: DecodeOptions, start: int) -> dict[str, float]:
+    decoder = bound(model, options, start)
+    found = {name: phase_us(decoder, mask, start) for mask, name in PHASES.items()}
+    found["mixer: delta rule"] = phase_us(bound(model, options, start, DeltaNet), 2, start)
+    found["mixer: attention"] = phase_us(bound(model, options, start, Attention), 2, start)
+    return found
+
+
+TRIED = {
+    "project": (1, [(16, 4), (16, 8), (32, 4), (32, 8), (64, 8), (64, 16), (32, 16)]),
+    "output": (4, [(16, 4), (16, 8), (16, 16), (32, 8)]),
+    "route": (8, [(16, 4), (16, 8), (32, 8)]),
+    "gate_up": (16, [(16, 4), (16, 8), (32, 4), (32, 8), (32, 16)]),
+    "down": (32, [(16, 4), (16, 8), (16, 16)]),
+    "delta": (2, [(32, 4), (16, 4), (16, 2), (32, 8), (8, 1)]),
+    "attend": (2, [(0, 8), (0, 4)]),
+    "head": (64, [(16, 8), (16, 4), (32, 8)]),
+}
+
+
+def tune(model: RandomModel, start: int) -> tuple[Tiles, dict[str, dict[str, float]]]:
+    """The best tile of each phase alone; no choice changes a bit."""
+    best, found = Tiles(), {}
+    for name, (mask, tried) in TRIED.items():
+        times = {}
+        for rows, warps in tried:
+            tiles = replace(best, **{name: Tile(rows, warps)})
+            try:
+                times[rows, warps] = phase_us(bound(model, DecodeOptions(2048, EPS, tiles=tiles), start), mask, start)
+            except Exception as error:
+                print(name, rows, warps, repr(error)[:200])
+        best = replace(best, **{name: Tile(*min(times, key=lambda tile: times[tile]))})
+        found[name] = {f"{r}x{w}": round(us, 1) for (r, w), us in times.items()}
+        print(name, found[name], flush=True)
+    return best, found
 
 
 def main() -> None:
@@ -80,6 +124,7 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=900)
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--layers", type=int, default=40)
+    parser.add_argument("--tune", action="store_true", help="try several tiles for each phase first")
     args = parser.parse_args()
     device = open_device()
     began = time.perf_counter()
@@ -90,9 +135,13 @@ def main() -> None:
         "device": device.title, "token_bytes": model.token_bytes, "read_bytes_s": limit,
         "limit_tok_s": limit / model.token_bytes, "start": args.start, "made_s": time.perf_counter() - began,
     }  # fmt: skip
+    tiles = Tiles()
+    if args.tune:
+        tiles, result["tried_us"] = tune(model, args.start)
+        result["tiles"] = str(tiles)
     reference = None
     for graph, pdl in ((True, True), (True, False)):
-        options = DecodeOptions(2048, EPS, graph, pdl)
+        options = DecodeOptions(2048, EPS, graph, pdl, tiles)
         began = time.perf_counter()
         found = rate(model, options, args.start, args.tokens, 5)
         found["s"] = time.perf_counter() - began
@@ -101,7 +150,7 @@ def main() -> None:
         found["share_of_limit"] = found["tok_s"] / result["limit_tok_s"]  # type: ignore[operator]
         result[f"graph, pdl={pdl}"] = found
         print(pdl, {k: v for k, v in found.items() if k != "tokens"}, flush=True)
-    result["phases_us"] = phases(model, DecodeOptions(2048, EPS, True, True), args.start)
+    result["phases_us"] = phases(model, DecodeOptions(2048, EPS, True, True, tiles), args.start)
     print(json.dumps({k: v for k, v in result.items() if not isinstance(v, dict) or k == "phases_us"}, indent=1))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1))

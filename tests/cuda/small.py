@@ -44,7 +44,9 @@ class SmallModel:
         self.eps = 1e-6
         self.experts: list[list[dict]] = []
         self.layers = [self._layer(kind) for kind in s.layers]
-        self.ends = Ends(self._load(FOUR, s.vocab, s.hidden), self._vector(s.hidden, 1.0), self._load(FOUR, s.vocab, s.hidden))
+        self.ends = Ends(
+            self._load(FOUR, s.vocab, s.hidden), self._vector(s.hidden, 1.0), self._load(FOUR, s.vocab, s.hidden)
+        )
         n = len(s.layers) * s.experts
         self.pool = ExpertPool(ops.device, ExpertShape(s.hidden, s.width), n, len(s.layers), s.experts)
         slots = self._rng.permutation(n)

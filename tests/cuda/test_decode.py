@@ -11,9 +11,11 @@ from moeflux.backends.cuda.device import open_device
 from moeflux.backends.cuda.ops import CudaOps
 
 ON_GPU = open_device().name != "cpu"
-PROMPT = [5, 7, 300, 11, 42] if not ON_GPU else [int(t) for t in torch.randint(0, 512, (290,), generator=torch.manual_seed(1))]
+PROMPT = (
+    [5, 7, 300, 11, 42] if not ON_GPU else [int(t) for t in torch.randint(0, 512, (290,), generator=torch.manual_seed(1))]
+)
 WAYS = [(True, True), (True, False), (False, True), (False, False)] if ON_GPU else [(False, False)]
-BIG = Sizes(hidden=2048, vocab=4096, experts=256, k=8, width=512, key_heads=16, value_heads=32, head=128, heads=16, head_dim=256,
+BIG = Sizes(hidden=2048, vocab=4096, experts=32, k=8, width=512, key_heads=16, value_heads=32, head=128, heads=16, head_dim=256,
             rotary=64, layers="dda")  # fmt: skip
 
 
@@ -32,7 +34,7 @@ def decoded(model, options, n):
     return found, logits
 
 
-@pytest.mark.parametrize("sizes", [Sizes(), BIG] if ON_GPU else [Sizes()], ids=str)
+@pytest.mark.parametrize("sizes", [Sizes(), BIG] if ON_GPU else [Sizes(vocab=64, experts=4, k=2, width=256)], ids=str)
 def test_the_step_has_the_bits_of_the_composed_blocks(sizes):
     model = SmallModel(CudaOps(open_device(), poison=True), sizes)
     assert refusal(model.layers, model.ends) is None
@@ -54,3 +56,13 @@ def test_the_step_has_the_bits_of_the_composed_blocks(sizes):
             assert list(decoder.tokens(1)) == [tokens[i + 1]], (graph, pdl, i)
             assert torch.equal(decoder.logits, expected[i + 1]), (graph, pdl, i)
         assert decoded(model, options, n)[0] == tokens
+
+
+def test_experts_in_slots_give_the_bits_of_experts_one_by_one():
+    ops = CudaOps(open_device(), poison=True)
+    model = SmallModel(ops, Sizes(vocab=64, experts=4, k=2, width=256, layers="d"))
+    x = ops._tensor(torch.randn(11, 256, generator=torch.manual_seed(2)).numpy())
+    layer = model.layers[0]
+    _, ids, weights = ops.router(x, layer.ffn["router"], None, layer.spec.ffn.router)
+    expected = ops.experts(x, ids, weights, [(dict(enumerate(model.experts[0])), range(4))])
+    assert torch.equal(ops.pooled_experts(x, ids, weights, model.pool, 0), expected)

@@ -45,7 +45,9 @@ def test_products_are_close_to_numpy(ops, codec, rows, cols):
     assert distance(ours, expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("codec", [Affine(4, 64, "BF16"), Affine(8, 64, "BF16"), Affine(4, 32, "BF16"), Affine(8, 128, "F32")], ids=str)
+@pytest.mark.parametrize(
+    "codec", [Affine(4, 64, "BF16"), Affine(8, 64, "BF16"), Affine(4, 32, "BF16"), Affine(8, 128, "F32")], ids=str
+)
 def test_tensor_cores_give_the_bits_of_single_rows(ops, codec):
     """The same order of sums in two kernels: a prompt and a step agree to the bit."""
     matrix = ops.load_matrix(random_matrix(codec, 70, 1024))

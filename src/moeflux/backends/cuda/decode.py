@@ -24,10 +24,33 @@ from moeflux.backends.state import BLOCK, DeltaState, KvState, LayerState
 from moeflux.core.errors import DeviceError, StateError
 from moeflux.models.spec import Attention, DeltaNet, Moe, Rope
 
-R = 16  # rows of a matrix that one program computes
+SQUARES = 16  # neighbours whose squares are summed by whoever writes them, as in kernels/step.py
+FILL = 64  # joined matrices are filled up to a multiple of so many rows
 CHUNK = 32  # positions of one attention program, as in kernels/mixers.py
 HEAD_PROGRAMS = 396  # three for each multiprocessor of an H100 or H200
 UNIT = 16  # bytes that places count in
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of a matrix that one program computes, and its warps. Changes no bit."""
+
+    rows: int = 16
+    warps: int = 8
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Chosen on an H200."""
+
+    project: Tile = Tile(64, 8)
+    delta: Tile = Tile(16, 4)
+    attend: Tile = Tile(0, 8)
+    output: Tile = Tile(32, 8)
+    route: Tile = Tile(16, 4)
+    gate_up: Tile = Tile(16, 8)
+    down: Tile = Tile(16, 4)
+    head: Tile = Tile(32, 8)
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,7 @@ class DecodeOptions:
     eps: float
     graph: bool = True
     pdl: bool = True
+    tiles: Tiles = Tiles()
 
 
 @dataclass(frozen=True)
@@ -89,6 +113,7 @@ class Decoder:
         b.tokens[length % len(b.tokens)] = token
         row = self._ends.embedding
         b.hidden.copy_(_decoded_row(row, token))
+        b.squares.copy_(_squares(b.hidden))
         self._enter_places()
 
     def reserve(self, n: int) -> None:
@@ -160,7 +185,7 @@ class Decoder:
         """Kernels are compiled by a first run, whose effects on the states are undone."""
         assert self._states is not None
         kept = [(a, a.clone()) for s in self._states for a in s.arrays.values()]
-        kept += [(b, b.clone()) for b in (self._buffers.hidden, self._buffers.position, self._buffers.tokens)]
+        kept += [(b, b.clone()) for b in self._buffers.kept]
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             self.launch()
@@ -188,26 +213,27 @@ class Decoder:
     def _pdl(self) -> bool:
         return self._options.pdl and self._device.dp4a
 
-    def _how(self, warps: int) -> dict[str, Any]:
-        how: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": False}
+    def _how(self, tile: Tile) -> dict[str, Any]:
+        how: dict[str, Any] = {"num_warps": tile.warps, "enable_fp_fusion": False}
         return how | {"launch_pdl": True} if self._pdl else how
 
     def _mix(self, i: int, layer: StepLayer, mask: int) -> None:
         b, eps, w, spec = self._buffers, self._options.eps, layer.inputs, layer.w.spec.mixer
-        groups, log = self._hidden // 64, _log(self._hidden)
+        groups, log, tiles = self._hidden // 64, _log(self._hidden), self._options.tiles
         m = layer.w.mixer
         taps, a_log, dt = (m[n] if layer.delta else b.hidden for n in ("conv1d", "A_log", "dt_bias"))
         channels, gates, heads = _widths(spec)
         if mask & 1:
-            step.project_kernel[(w.rows // R,)](
-                w.codes, w.scales, w.biases, b.hidden, layer.w.mixer_norm, eps, b.inputs, b.hidden, b.places[i, 0], taps,
-                a_log, dt, channels, gates, heads, groups, log, R, layer.delta, **self._flags(), **self._how(8),
+            step.project_kernel[(-(-w.rows // tiles.project.rows),)](
+                w.codes, w.scales, w.biases, b.hidden, b.squares, layer.w.mixer_norm, eps, b.inputs, b.hidden, b.places[i, 0], taps,
+                a_log, dt, channels, gates, heads, groups, log, tiles.project.rows, layer.delta, **self._flags(), **self._how(tiles.project),
             )  # fmt: skip
         if mask & 2:
             if isinstance(spec, DeltaNet):
-                step.delta_kernel[(heads * spec.value_dim // 32,)](
+                step.delta_kernel[(heads * spec.value_dim // tiles.delta.rows,)](
                     b.inputs, b.hidden, b.places[i, 1], b.mixed, spec.n_key_heads, heads // spec.n_key_heads, channels,
-                    gates, heads, spec.key_dim**-0.5, spec.value_dim, 32, _log(spec.key_dim), PDL=self._pdl, **self._how(4),
+                    gates, heads, spec.key_dim**-0.5, spec.value_dim, tiles.delta.rows, _log(spec.key_dim), PDL=self._pdl,
+                    **self._how(tiles.delta),
                 )  # fmt: skip
             else:
                 self._attend(i, layer)
@@ -216,9 +242,9 @@ class Decoder:
             z = b.inputs[channels:] if layer.delta else b.inputs
             norm = m["norm"] if layer.delta else b.hidden
             n_heads, head_log = (heads, _log(spec.value_dim)) if isinstance(spec, DeltaNet) else (1, 0)
-            step.output_kernel[(out.rows // R,)](
-                out.codes, out.scales, out.biases, b.mixed, z, norm, eps, b.hidden, out.groups, n_heads, head_log, R,
-                layer.delta, **self._flags(), **self._how(8),
+            step.output_kernel[(out.rows // tiles.output.rows,)](
+                out.codes, out.scales, out.biases, b.mixed, z, norm, eps, b.hidden, b.squares, out.groups, n_heads, head_log,
+                tiles.output.rows, layer.delta, **self._flags(), **self._how(tiles.output),
             )  # fmt: skip
 
     def _attend(self, i: int, layer: StepLayer) -> None:
@@ -229,48 +255,50 @@ class Decoder:
         decode_attention.attend_kernel[(spec.n_kv_heads * b.n_chunks,)](
             b.inputs, m["q_norm"], m["k_norm"], self._options.eps, self._cos, self._sin, b.rows_base, b.places[i, 0],
             b.places[i, 1], b.parts, b.position, spec.head_dim**-0.5, b.n_chunks, BLOCK, spec.n_kv_heads, ratio, stride,
-            spec.head_dim, _log(spec.head_dim), half, PDL=self._pdl, **self._how(8),
+            spec.head_dim, _log(spec.head_dim), half, PDL=self._pdl, **self._how(self._options.tiles.attend),
         )  # fmt: skip
         wide = min(64, spec.head_dim)
         decode_attention.join_kernel[(spec.n_heads * spec.head_dim // wide,)](
             b.parts, b.inputs, b.mixed, b.position, b.n_chunks, spec.gated, stride, spec.head_dim, wide, PDL=self._pdl,
-            **self._how(2),
+            **self._how(Tile(0, 2)),
         )  # fmt: skip
 
     def _feed(self, i: int, layer: StepLayer, mask: int) -> None:
         b, eps, f, pool, spec = self._buffers, self._options.eps, layer.w.ffn, self._pool, layer.w.spec.ffn
         assert isinstance(spec, Moe)
-        groups, log, r = self._hidden // 64, _log(self._hidden), layer.router
+        groups, log, r, tiles = self._hidden // 64, _log(self._hidden), layer.router, self._options.tiles
         gate, up, down = (f[f"shared_{name}_proj"] for name in ("gate", "up", "down"))
-        k, experts, routers = spec.router.k, spec.router.n_experts, r.rows // R
+        k, experts, routers = spec.router.k, spec.router.n_experts, r.rows // tiles.route.rows
         norm = layer.w.ffn_norm
         if mask & 8:
-            step.route_kernel[(routers + gate.rows // R,)](
+            step.route_kernel[(routers + gate.rows // tiles.route.rows,)](
                 r.codes, r.scales, r.biases, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, b.hidden,
-                norm, eps, b.router, b.inner[k * spec.width :], routers, groups, log, R, **self._flags(), **self._how(8),
+                b.squares, norm, eps, b.router, b.inner[k * spec.width :], routers, groups, log,
+                tiles.route.rows, **self._flags(), **self._how(tiles.route),
             )  # fmt: skip
         if mask & 16:
-            step.gate_up_kernel[(k * spec.width // R,)](
-                pool.words, pool.scales, pool.table[i], b.router, b.hidden, norm, eps, b.inner, pool.shape.slot_words, k,
-                experts, spec.width, groups, log, R, **self._flags(), **self._how(8),
+            step.gate_up_kernel[(k * spec.width // tiles.gate_up.rows,)](
+                pool.words, pool.scales, pool.table[i], b.router, b.hidden, b.squares, norm, eps, b.inner, pool.shape.slot_words, k,
+                experts, spec.width, groups, log, tiles.gate_up.rows, **self._flags(), **self._how(tiles.gate_up),
             )  # fmt: skip
         if mask & 32:
-            step.down_kernel[(self._hidden // R,)](
+            step.down_kernel[(self._hidden // tiles.down.rows,)](
                 pool.words, pool.scales, pool.table[i], down.codes, down.scales, down.biases, b.router, b.inner, b.hidden,
-                spec.router.scale, pool.shape.slot_words, k, experts, spec.width, groups, _log(k), R, **self._flags(),
-                **self._how(8),
+                b.squares, spec.router.scale, pool.shape.slot_words, k, experts, spec.width, groups, _log(k), tiles.down.rows, **self._flags(),
+                **self._how(tiles.down),
             )  # fmt: skip
 
     def _finish(self) -> None:
         b, ends, eps = self._buffers, self._ends, self._options.eps
         head, table, n = ends.head, ends.embedding, len(b.best)
         step.head_kernel[(n,)](
-            head.codes, head.scales, head.biases, b.hidden, ends.final_norm, eps, b.logits, b.best, b.index, head.rows,
-            self._hidden // 64, _log(self._hidden), R, 3, **self._flags(), **self._how(8),
+            head.codes, head.scales, head.biases, b.hidden, b.squares, ends.final_norm, eps, b.logits, b.best, b.index, head.rows,
+            self._hidden // 64, _log(self._hidden), self._options.tiles.head.rows, 3, **self._flags(),
+            **self._how(self._options.tiles.head),
         )  # fmt: skip
         step.next_kernel[(1,)](
-            b.best, b.index, n, table.codes, table.scales, table.biases, b.hidden, b.position, b.tokens, len(b.tokens),
-            1 << _log(n), self._hidden, PDL=self._pdl, **self._how(8),
+            b.best, b.index, n, table.codes, table.scales, table.biases, b.hidden, b.squares, b.position, b.tokens, len(b.tokens),
+            1 << _log(n), self._hidden, PDL=self._pdl, **self._how(Tile()),
         )  # fmt: skip
 
     def _angles(self) -> tuple[Tensor, Tensor]:
@@ -299,20 +327,25 @@ class Buffers:
         attention = [layer.w.spec.mixer for layer in layers if isinstance(layer.w.spec.mixer, Attention)]
         self.n_chunks = -(-options.context // CHUNK)
         size = max((a.n_heads * self.n_chunks * (a.head_dim + 8) for a in attention), default=1)
-        self.hidden = new(hidden)
+        self.hidden, self.squares = new(hidden), new(hidden // SQUARES)
         self.inputs = new(max(layer.inputs.rows for layer in layers))
         self.mixed = new(max(_output(layer).cols for layer in layers))
         self.router = new(max(layer.router.rows for layer in layers))
         self.inner = new(moe.router.k * moe.width + moe.shared_width)
         self.parts = new(size)
         self.logits = new(ends.head.rows)
-        n = min(HEAD_PROGRAMS, ends.head.rows // R)
+        n = min(HEAD_PROGRAMS, ends.head.rows // options.tiles.head.rows)
         self.best, self.index = new(n), new(n, dtype=torch.int32)
         self.position = new(1, dtype=torch.int32)
         self.places = new(len(layers), 2, -(-options.context // BLOCK) + 1, dtype=torch.int64)
         self.rows_base = new(8, dtype=torch.bfloat16)
         tokens = torch.zeros(max(16, options.context), dtype=torch.int32)
         self.tokens = tokens.pin_memory() if device.dp4a else tokens  # the device writes into host memory
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        """What one step leaves for the next."""
+        return self.hidden, self.squares, self.position, self.tokens
 
 
 def _prepare(w: LayerWeights) -> StepLayer:
@@ -330,12 +363,12 @@ def _output(layer: StepLayer) -> AffineMatrix:
 
 
 def _stack(parts: Sequence[AffineMatrix]) -> AffineMatrix:
-    """By rows, filled up with zeros to a multiple of R."""
+    """By rows, filled up with zeros to a multiple of FILL."""
     first, rows = parts[0], sum(part.rows for part in parts)
 
     def join(name: str) -> Tensor:
         tensors = [getattr(part, name) for part in parts]
-        fill = torch.zeros(-rows % R, tensors[0].shape[1], dtype=tensors[0].dtype, device=tensors[0].device)
+        fill = torch.zeros(-rows % FILL, tensors[0].shape[1], dtype=tensors[0].dtype, device=tensors[0].device)
         return torch.cat([*tensors, fill])
 
     return AffineMatrix(join("codes"), join("scales"), join("biases"), first.bits, first.group)
@@ -346,6 +379,8 @@ def refusal(layers: Sequence[LayerWeights], ends: Ends) -> str | None:
     hidden = len(ends.final_norm)
     if hidden & (hidden - 1) or hidden < 256:
         return f"a hidden size of {hidden}: the step wants a power of two"
+    if ends.head.rows % FILL or any(n % FILL for w in layers for n in _widths(w.spec.mixer)[:2]):
+        return f"a vocabulary of {ends.head.rows} or a delta net whose widths are no multiples of {FILL}"
     for i, w in enumerate(layers):
         mixer, ffn = w.spec.mixer, w.spec.ffn
         if not isinstance(ffn, Moe) or ffn.router.kind != "softmax" or not ffn.router.normalize or not ffn.shared_gated:
@@ -373,6 +408,14 @@ def _decoded_row(table: AffineMatrix, row: int) -> Tensor:
     shifts = torch.arange(0, 32, 4, device=table.codes.device, dtype=torch.int32)
     codes = ((table.codes[row][:, None] >> shifts) & 15).reshape(table.groups, -1).to(torch.float32)
     return (codes * table.scales[row].to(torch.float32)[:, None] + table.biases[row].to(torch.float32)[:, None]).reshape(-1)
+
+
+def _squares(h: Tensor) -> Tensor:
+    """Sums of squares over 16 neighbours, neighbours first, as kernels/step.py sums them."""
+    x = (h * h).reshape(-1, SQUARES)
+    while x.shape[1] > 1:
+        x = x[:, 0::2] + x[:, 1::2]
+    return x[:, 0]
 
 
 def _log(n: int) -> int:

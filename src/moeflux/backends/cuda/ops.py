@@ -17,6 +17,7 @@ import triton
 from moeflux.backends.cuda.device import Device
 from moeflux.backends.cuda.kernels import floats, mixers, rows
 from moeflux.backends.cuda.memory import AffineMatrix, DeviceDeltaState, DeviceStorage, FloatMatrix, Handle, Tensor, Uploader
+from moeflux.backends.cuda.pool import ExpertPool
 from moeflux.backends.cuda.products import Products
 from moeflux.backends.ops import Arrivals, Ops
 from moeflux.backends.rope import frequencies, rotation_scale
@@ -252,9 +253,31 @@ class CudaOps(Ops):
                 outputs[places] = self.linear(inner, down)
         return self._combine(outputs, weights)
 
-    def _combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
+    def pooled_experts(self, x: Tensor, ids: Tensor, weights: Tensor, pool: ExpertPool, layer: int) -> Tensor:
+        """The same with every expert in a slot: rows are put side by side by expert, all experts are one product."""
+        (n, k), hidden = ids.shape, x.shape[1]
+        width, count = pool.shape.width, pool.table.shape[1]
+        ids, block = ids.contiguous(), 512
+        edges = torch.zeros(count + 1, dtype=torch.int32, device=x.device)
+        place, whose = (torch.empty(n * k, dtype=torch.int32, device=x.device) for _ in range(2))
+        grid = (triton.cdiv(n * k, block),)
+        rows.count_kernel[grid](ids, edges[1:], place, n * k, block)
+        edges = torch.cumsum(edges, 0, dtype=torch.int32)
+        rows.spread_kernel[grid](ids, edges, place, whose, n * k, k, block)
+        p, turns = self._products, 2
+        digits = p.digits(x.contiguous(), 64, 4)
+        gate, up = (p.grouped(digits, whose, edges, pool.matrices(layer, name), width, turns) for name in ("gate", "up"))
+        inner = p.digits(gate, 64, 4, up)
+        all_rows = torch.arange(n * k, dtype=torch.int32, device=x.device)
+        y = p.grouped(inner, all_rows, edges, pool.matrices(layer, "down"), hidden, turns)
+        return self._combine(y, weights, place)
+
+    def _combine(self, outputs: Tensor, weights: Tensor, places: Tensor | None = None) -> Tensor:
+        """Sums in rank order. `places`: the row of each choice, in the order of choices where there is none."""
         (n, k), dim, block = weights.shape, outputs.shape[1], 512
-        y, places = self._empty(n, dim), torch.arange(n * k, dtype=torch.int32, device=self.device.name)
+        if places is None:
+            places = torch.arange(n * k, dtype=torch.int32, device=self.device.name)
+        y = self._empty(n, dim)
         rows.combine_kernel[(n, triton.cdiv(dim, block))](outputs, places, weights, y, dim, k, block, **EXACT)
         return y
 

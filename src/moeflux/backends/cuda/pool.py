@@ -13,6 +13,7 @@ import torch
 
 from moeflux.backends.cuda.device import Device, device_errors
 from moeflux.backends.cuda.memory import AffineMatrix, Tensor, Uploader
+from moeflux.backends.cuda.products import Slots
 from moeflux.core.errors import DeviceError
 from moeflux.formats.quant import Affine, Matrix
 
@@ -68,13 +69,13 @@ class ExpertPool:
                 at += len(flat)
         self.table[layer, expert] = slot
 
-    def part(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes as bytes, scales and biases of a matrix, flat from its place in the first slot on."""
+    def matrices(self, layer: int, name: str) -> Slots:
+        """gate, up or down of all experts of a layer."""
         start = PARTS.index(name) * self.shape.matrix_words
         flat = self.words.view(-1)
         scales = flat.view(torch.bfloat16)[(start + self.shape.code_words) * 2 :]
         biases = scales[self.shape.hidden * self.shape.width // GROUP :]
-        return flat.view(torch.uint8)[start * 4 :], scales, biases
+        return Slots(flat.view(torch.uint8)[start * 4 :], scales, biases, self.table[layer], self.shape.slot_words)
 
     @property
     def scales(self) -> Tensor:

@@ -40,6 +40,17 @@ class Tile:
     # 32 rows: five float tiles are alive in the sums of four groups, and larger ones do not fit the registers.
 
 
+@dataclass(frozen=True)
+class Slots:
+    """Matrices of one shape: codes in bytes, scales, biases, the slot of each, and words from one slot to the next."""
+
+    codes: Tensor
+    scales: Tensor
+    biases: Tensor
+    table: Tensor
+    stride: int
+
+
 class Products:
     def __init__(self, device: Device, empty: Callable[..., Tensor]) -> None:
         self._device = device
@@ -66,7 +77,11 @@ class Products:
         return Digits(q, step, total)
 
     def _one_by_one(self, x: Digits, w: AffineMatrix) -> Tensor:
-        y, rows, at_once = self._empty(len(x), w.rows), 16 if self._device.dp4a else 256, min(32, max(4, triton.next_power_of_2(w.groups)))
+        y, rows, at_once = (
+            self._empty(len(x), w.rows),
+            16 if self._device.dp4a else 256,
+            min(32, max(4, triton.next_power_of_2(w.groups))),
+        )
         linear.vector_kernel[(triton.cdiv(w.rows, rows), len(x))](
             w.codes, w.scales, w.biases, x.digits.view(torch.int32), x.step, x.total, y, w.rows, w.cols, w.groups,
             w.group, w.bits, rows, at_once, self._device.dp4a, num_warps=8, **EXACT,
@@ -76,13 +91,20 @@ class Products:
     def _together(self, x: Digits, w: AffineMatrix) -> Tensor:
         n = len(x)
         rows = torch.arange(n, dtype=torch.int32, device=x.step.device)
-        edges = torch.tensor([0, n], dtype=torch.int32, device=x.step.device)
-        y = self._empty(n, w.rows)
-        tile = self.tile
-        columns, turns = triton.cdiv(w.rows, tile.columns), triton.cdiv(n, tile.rows)
-        linear.matrix_kernel[(columns, turns)](
-            w.codes.view(torch.uint8), w.scales, w.biases, x.digits, x.step, x.total, rows, edges, edges, y, w.rows, 0, 0,
-            columns, turns, w.cols, w.group, w.bits, tile.rows, tile.columns, tile.stages, num_warps=tile.warps, **EXACT,
+        edges = torch.tensor([0, n], dtype=torch.int32).to(x.step.device, non_blocking=True)
+        slots = Slots(w.codes.view(torch.uint8), w.scales, w.biases, edges, 0)
+        return self.grouped(x, rows, edges, slots, w.rows, -(-n // self.tile.rows), w.bits, w.group)
+
+    def grouped(
+        self, x: Digits, rows: Tensor, edges: Tensor, slots: Slots, n_out: int, turns: int, bits: int = 4, group: int = 64
+    ) -> Tensor:
+        """Row i of the result, which lies between two edges, is row rows[i] of x times the matrix in that slot."""
+        y, tile, cols = self._empty(len(rows), n_out), self.tile, x.digits.shape[2]
+        columns = triton.cdiv(n_out, tile.columns)
+        linear.matrix_kernel[(columns * (len(edges) - 1), turns)](
+            slots.codes, slots.scales, slots.biases, x.digits, x.step, x.total, rows, edges, slots.table, y, n_out,
+            slots.stride * 4, slots.stride * 2, columns, turns, cols, group, bits, tile.rows, tile.columns, tile.stages,
+            self._device.dp4a, num_warps=tile.warps, **EXACT,
         )  # fmt: skip
         return y
 

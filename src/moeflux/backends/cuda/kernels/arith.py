@@ -4,7 +4,7 @@ Affine products: activations become 16-bit integers per group, two signed 8-bit 
 of a group is an exact integer in any order. Groups then join in float32: four neighbours as a tree, blocks of four in
 ascending order. So a matrix-vector kernel and a tensor-core kernel give the same bits.
 
-Other sums are trees by halves, spelled out as sums of two, which commute. Kernels are launched without contraction of a
+Other sums are trees of neighbours, spelled out as sums of two, which commute: first within threads, last between warps. Kernels are launched without contraction of a
 product and a sum into one rounding (`enable_fp_fusion=False`); where one rounding is meant, `tl.fma` says so.
 """
 
@@ -22,9 +22,9 @@ TREE = tl.constexpr(4)  # groups that join as a tree
 
 @triton.jit
 def tree_sum(x, LOG: tl.constexpr):
-    """Of a vector of 2^LOG: halves are added until one number is left."""
+    """Of a vector of 2^LOG: neighbours are added until one number is left."""
     for i in tl.static_range(LOG):
-        x = tl.sum(tl.reshape(x, (2, 1 << (LOG - 1 - i))), 0)
+        x = tl.sum(tl.reshape(x, (1 << (LOG - 1 - i), 2)), 1)
     return tl.sum(x, 0)
 
 
@@ -32,7 +32,7 @@ def tree_sum(x, LOG: tl.constexpr):
 def tree_rows(x, ROWS: tl.constexpr, LOG: tl.constexpr):
     """The same for each row of [ROWS, 2^LOG]."""
     for i in tl.static_range(LOG):
-        x = tl.sum(tl.reshape(x, (ROWS, 2, 1 << (LOG - 1 - i))), 1)
+        x = tl.sum(tl.reshape(x, (ROWS, 1 << (LOG - 1 - i), 2)), 2)
     return tl.reshape(x, (ROWS,))
 
 

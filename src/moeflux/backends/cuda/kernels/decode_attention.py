@@ -87,7 +87,7 @@ def join_kernel(PART, Y, O, POSITION, N_CHUNKS, GATED: tl.constexpr, STRIDE: tl.
     best = float("-inf")
     total = 0.0
     out = tl.zeros((BD,), tl.float32)
-    for chunk in range(position // CHUNK + 1):
+    for chunk in tl.range(position // CHUNK + 1, loop_unroll_factor=8):
         place = PART + (head * N_CHUNKS + chunk) * (D + 8)
         b = tl.load(place + D)
         s = tl.load(place + D + 1)

@@ -82,14 +82,31 @@ def vector_kernel(W, S, B, Q, STEP, TOTAL, Y, N, K, n_groups, GROUP: tl.constexp
 
 
 @triton.jit
-def group_dot(q, w, LOW: tl.constexpr, HALF: tl.constexpr, BITS: tl.constexpr):
+def nibbles(w, PACKED: tl.constexpr):
+    """Bytes of codes -> the codes at even and at odd places, as signed bytes. PACKED: four bytes with one instruction."""
+    if PACKED:
+        return tl.inline_asm_elementwise(
+            "and.b32 $0, $2, 0x0f0f0f0f; shr.u32 $1, $2, 4; and.b32 $1, $1, 0x0f0f0f0f;",
+            "=&r,=r,r",
+            [w],
+            dtype=(tl.int8, tl.int8),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return (w & 15).to(tl.int8), (w >> 4).to(tl.int8)
+
+
+@triton.jit
+def group_dot(q, w, LOW: tl.constexpr, HALF: tl.constexpr, BITS: tl.constexpr, PACKED: tl.constexpr):
     """Sums [BM, BN] of one group. q: pointers to the high digits, the low ones lie LOW further. w: bytes of codes [BN, ...].
 
     8-bit codes are taken less 128, to fit signed bytes: the caller adds that back.
     """
     if BITS == 4:
-        even = tl.trans((w & 15).to(tl.int8))
-        odd = tl.trans((w >> 4).to(tl.int8))
+        even, odd = nibbles(w, PACKED)
+        even = tl.trans(even)
+        odd = tl.trans(odd)
         d = tl.dot(tl.load(q), even, out_dtype=tl.int32)
         d = tl.dot(tl.load(q + HALF), odd, d, out_dtype=tl.int32) << 8
         d = tl.dot(tl.load(q + LOW), even, d, out_dtype=tl.int32)
@@ -101,9 +118,27 @@ def group_dot(q, w, LOW: tl.constexpr, HALF: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
+def quarters(x, N: tl.constexpr):
+    """The four columns of [N, 4]."""
+    even, odd = tl.split(tl.reshape(x, (N, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def group_term(q, w, total, step, s, b, LOW: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, PACKED: tl.constexpr):
+    d = group_dot(q, w, LOW, GROUP // 2, BITS, PACKED)
+    if BITS == 8:
+        d += (total * 128)[:, None]
+    mass = step * total.to(tl.float32)
+    return term(d, s[None, :], b[None, :], step[:, None], mass[:, None])
+
+
+@triton.jit
 def matrix_kernel(W, S, B, Q, STEP, TOTAL, ROWS, OFFSETS, SLOTS, Y, N, stride_w, stride_s, n_columns, n_m,
                   K: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                  STAGES: tl.constexpr):  # fmt: skip
+                  STAGES: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
     """Rows OFFSETS[e]..OFFSETS[e + 1] of Y are rows ROWS[...] of the digits times the weights in slot SLOTS[e].
 
     stride_w, stride_s: elements of codes (bytes) and of scales from one slot to the next. The number of groups is a
@@ -117,30 +152,26 @@ def matrix_kernel(W, S, B, Q, STEP, TOTAL, ROWS, OFFSETS, SLOTS, Y, N, stride_w,
     hi = tl.load(OFFSETS + e + 1)
     n = (tl.program_id(0) % n_columns) * BN + tl.arange(0, BN)
     rn = tl.minimum(n, N - 1).to(tl.int64)
+    four = tl.arange(0, 4)[None, :]
     weights = W + slot * stride_w + rn[:, None] * (NG * BYTES) + tl.arange(0, BYTES)[None, :]
-    scales = slot * stride_s + rn * NG
+    scales = slot * stride_s + rn[:, None] * NG + four
     for m0 in range(lo + tl.program_id(1) * BM, hi, BM * n_m):
         m = m0 + tl.arange(0, BM)
         ok = m < hi
         t = tl.load(ROWS + m, mask=ok, other=0).to(tl.int64)
         q = Q + t[:, None] * (2 * K) + tl.arange(0, GROUP // 2 if BITS == 4 else GROUP)[None, :]
+        groups = t[:, None] * NG + four
         acc = tl.zeros((BM, BN), tl.float32)
         for g in tl.range(0, NG, 4, num_stages=STAGES):
-            block = tl.zeros((BM, BN), tl.float32)
-            pair = tl.zeros((BM, BN), tl.float32)
-            for i in tl.static_range(4):
-                d = group_dot(q + (g + i) * GROUP, tl.load(weights + (g + i) * BYTES), K, GROUP // 2, BITS)
-                step = tl.load(STEP + t * NG + g + i)
-                total = tl.load(TOTAL + t * NG + g + i)
-                if BITS == 8:
-                    d += (total * 128)[:, None]
-                mass = step * total.to(tl.float32)
-                s = tl.load(S + scales + g + i)
-                b = tl.load(B + scales + g + i)
-                one = term(d, s[None, :], b[None, :], step[:, None], mass[:, None])
-                if i % 2 == 0:
-                    pair = one
-                else:
-                    block = block + (pair + one)
-            acc = acc + block
+            p0, p1, p2, p3 = quarters(tl.load(STEP + groups + g), BM)
+            t0, t1, t2, t3 = quarters(tl.load(TOTAL + groups + g), BM)
+            s0, s1, s2, s3 = quarters(tl.load(S + scales + g), BN)
+            b0, b1, b2, b3 = quarters(tl.load(B + scales + g), BN)
+            w = weights + g * BYTES
+            x = q + g * GROUP
+            pair = group_term(x, tl.load(w), t0, p0, s0, b0, K, GROUP, BITS, PACKED)
+            pair += group_term(x + GROUP, tl.load(w + BYTES), t1, p1, s1, b1, K, GROUP, BITS, PACKED)
+            other = group_term(x + 2 * GROUP, tl.load(w + 2 * BYTES), t2, p2, s2, b2, K, GROUP, BITS, PACKED)
+            other += group_term(x + 3 * GROUP, tl.load(w + 3 * BYTES), t3, p3, s3, b3, K, GROUP, BITS, PACKED)
+            acc = acc + (pair + other)
         tl.store(Y + m.to(tl.int64)[:, None] * N + n[None, :], acc, mask=ok[:, None] & (n < N)[None, :])

@@ -93,3 +93,21 @@ def combine_kernel(Y, INVERSE, WEIGHTS, OUT, D, k, BLOCK: tl.constexpr):
         row = tl.load(INVERSE + t * k + n).to(tl.int64)
         acc += tl.load(WEIGHTS + t * k + n) * tl.load(Y + row * D + c, mask=ok, other=0.0)
     tl.store(OUT + t * D + c, acc, mask=ok)
+
+
+@triton.jit
+def count_kernel(IDS, COUNT, PLACE, n, BLOCK: tl.constexpr):
+    """How many choices each expert has, and which of them a choice is. Their order does not matter: rows stay apart."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(IDS + i, mask=i < n, other=0)
+    tl.store(PLACE + i, tl.atomic_add(COUNT + expert, 1, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def spread_kernel(IDS, OFFSETS, PLACE, ROWS, n, k, BLOCK: tl.constexpr):
+    """Choices side by side by expert: ROWS says whose token a row is, PLACE becomes the row of a choice."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(IDS + i, mask=i < n, other=0)
+    place = tl.load(OFFSETS + expert, mask=i < n, other=0) + tl.load(PLACE + i, mask=i < n, other=0)
+    tl.store(ROWS + place, i // k, mask=i < n)
+    tl.store(PLACE + i, place, mask=i < n)

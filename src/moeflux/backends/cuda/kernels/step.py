@@ -47,10 +47,17 @@ def places(G: tl.constexpr):
 
 
 @triton.jit
-def normed(h, w, eps, G: tl.constexpr, LOG: tl.constexpr):
-    """h / rms(h) * w for a vector of 64 G = 2^LOG in any shape."""
-    total = tree_sum(tl.reshape(h * h, (1 << LOG,)), LOG)
-    return h * tl.rsqrt(total * (1.0 / (1 << LOG)) + eps) * w
+def root(SQUARES, eps, LOG: tl.constexpr):
+    """1 / rms of a vector of 2^LOG, of which whoever wrote it left the squares' sums over each 16 neighbours."""
+    total = tree_sum(tl.load(SQUARES + tl.arange(0, 1 << (LOG - 4))), LOG - 4)
+    return tl.rsqrt(total * (1.0 / (1 << LOG)) + eps)
+
+
+@triton.jit
+def leave_squares(SQUARES, first, h, R: tl.constexpr):
+    """Sums of squares of rows first..first + R, for each 16 of them."""
+    sums = tree_rows(tl.reshape(h * h, (R // 16, 16)), R // 16, 4)
+    tl.store(SQUARES + first // 16 + tl.arange(0, R // 16), sums)
 
 
 @triton.jit
@@ -88,7 +95,7 @@ def product(w, s, b, he, ho, le, lo, step, mass, R: tl.constexpr, G: tl.constexp
 
 
 @triton.jit
-def project_kernel(W, S, B, H, NORM, eps, OUT, BASE, CONV, TAPS, A_LOG, DT, CHANNELS, GATES, HEADS, G: tl.constexpr,
+def project_kernel(W, S, B, H, SQUARES, NORM, eps, OUT, BASE, CONV, TAPS, A_LOG, DT, CHANNELS, GATES, HEADS, G: tl.constexpr,
                    LOG: tl.constexpr, R: tl.constexpr, DELTA: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Norm and all input projections. DELTA: rows are q, k, v (through the convolution), z, b, a, each ready to be used.
 
@@ -99,7 +106,7 @@ def project_kernel(W, S, B, H, NORM, eps, OUT, BASE, CONV, TAPS, A_LOG, DT, CHAN
     w, s, b = tile(W, S, B, r, G)
     turn(PDL)
     i = places(G)
-    x = normed(tl.load(H + i), tl.load(NORM + i), eps, G, LOG)
+    x = tl.load(H + i) * root(SQUARES, eps, LOG) * tl.load(NORM + i)
     he, ho, le, lo, step, mass = nibble_digits(x)
     y = product(w, s, b, he, ho, le, lo, step, mass, R, G, DP4A)
     if DELTA:
@@ -157,7 +164,7 @@ def delta_kernel(Y, BASE, STATE, O, KEY_HEADS, RATIO, CHANNELS, GATES, HEADS, sc
 
 
 @triton.jit
-def output_kernel(W, S, B, O, Z, NORM, eps, H, G: tl.constexpr, HEADS: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr,
+def output_kernel(W, S, B, O, Z, NORM, eps, H, SQUARES, G: tl.constexpr, HEADS: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr,
                   DELTA: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Output projection onto the residual stream. DELTA: each head of 2^LOG is normed and gated first."""
     r = tl.program_id(0) * R + tl.arange(0, R)
@@ -174,11 +181,13 @@ def output_kernel(W, S, B, O, Z, NORM, eps, H, G: tl.constexpr, HEADS: tl.conste
     else:
         x = tl.load(O + places(G))
     he, ho, le, lo, step, mass = nibble_digits(x)
-    tl.store(H + r, before + product(w, s, b, he, ho, le, lo, step, mass, R, G, DP4A))
+    h = before + product(w, s, b, he, ho, le, lo, step, mass, R, G, DP4A)
+    tl.store(H + r, h)
+    leave_squares(SQUARES, tl.program_id(0) * R, h, R)
 
 
 @triton.jit
-def route_kernel(RW, RS, RB, GW, GS, GB, UW, US, UB, H, NORM, eps, LOGITS, ACT, ROUTERS, G: tl.constexpr, LOG: tl.constexpr,
+def route_kernel(RW, RS, RB, GW, GS, GB, UW, US, UB, H, SQUARES, NORM, eps, LOGITS, ACT, ROUTERS, G: tl.constexpr, LOG: tl.constexpr,
                  R: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Norm, then in the first ROUTERS programs rows of the 8-bit router, in the others of the shared expert's gate and up."""
     if tl.program_id(0) < ROUTERS:
@@ -191,7 +200,7 @@ def route_kernel(RW, RS, RB, GW, GS, GB, UW, US, UB, H, NORM, eps, LOGITS, ACT, 
         b = tl.load(RB + at)
         turn(PDL)
         i = g[:, None, None] * 64 + k[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-        x = normed(tl.load(H + i), tl.load(NORM + i), eps, G, LOG)
+        x = tl.load(H + i) * root(SQUARES, eps, LOG) * tl.load(NORM + i)
         m = tl.max(tl.max(magnitude(x), 2), 1)
         q = round_int(x * inverse(m)[:, None, None])
         h = high(q)
@@ -206,7 +215,7 @@ def route_kernel(RW, RS, RB, GW, GS, GB, UW, US, UB, H, NORM, eps, LOGITS, ACT, 
         w2, s2, b2 = tile(UW, US, UB, r1, G)
         turn(PDL)
         i1 = places(G)
-        x1 = normed(tl.load(H + i1), tl.load(NORM + i1), eps, G, LOG)
+        x1 = tl.load(H + i1) * root(SQUARES, eps, LOG) * tl.load(NORM + i1)
         he, ho, le, lo, step1, mass1 = nibble_digits(x1)
         gate = product(w1, s1, b1, he, ho, le, lo, step1, mass1, R, G, DP4A)
         up = product(w2, s2, b2, he, ho, le, lo, step1, mass1, R, G, DP4A)
@@ -214,7 +223,7 @@ def route_kernel(RW, RS, RB, GW, GS, GB, UW, US, UB, H, NORM, eps, LOGITS, ACT, 
 
 
 @triton.jit
-def gate_up_kernel(POOL, SCALES, TABLE, LOGITS, H, NORM, eps, ACT, SLOT: tl.constexpr, K: tl.constexpr, EXPERTS: tl.constexpr,
+def gate_up_kernel(POOL, SCALES, TABLE, LOGITS, H, SQUARES, NORM, eps, ACT, SLOT: tl.constexpr, K: tl.constexpr, EXPERTS: tl.constexpr,
                    WIDTH: tl.constexpr, G: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr, DP4A: tl.constexpr,
                    PDL: tl.constexpr):  # fmt: skip
     """silu(gate) * up of R rows of the expert of one rank. POOL in words, SCALES the same memory in bf16.
@@ -239,7 +248,7 @@ def gate_up_kernel(POOL, SCALES, TABLE, LOGITS, H, NORM, eps, ACT, SLOT: tl.cons
     scales += MATRIX * 2
     w2, s2, b2 = tile(POOL + slot + MATRIX, scales, scales + WIDTH * G, r, G)
     p = places(G)
-    x = normed(tl.load(H + p), tl.load(NORM + p), eps, G, LOG)
+    x = tl.load(H + p) * root(SQUARES, eps, LOG) * tl.load(NORM + p)
     he, ho, le, lo, step, mass = nibble_digits(x)
     gate = product(w1, s1, b1, he, ho, le, lo, step, mass, R, G, DP4A)
     up = product(w2, s2, b2, he, ho, le, lo, step, mass, R, G, DP4A)
@@ -247,7 +256,7 @@ def gate_up_kernel(POOL, SCALES, TABLE, LOGITS, H, NORM, eps, ACT, SLOT: tl.cons
 
 
 @triton.jit
-def down_kernel(POOL, SCALES, TABLE, SW, SS, SB, LOGITS, ACT, H, scale, SLOT: tl.constexpr, K: tl.constexpr,
+def down_kernel(POOL, SCALES, TABLE, SW, SS, SB, LOGITS, ACT, H, SQUARES, scale, SLOT: tl.constexpr, K: tl.constexpr,
                 EXPERTS: tl.constexpr, WIDTH: tl.constexpr, G: tl.constexpr, LOG_K: tl.constexpr, R: tl.constexpr,
                 DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """R rows of: residual + (experts in rank order, by their weights + shared expert by its gate)."""
@@ -290,16 +299,18 @@ def down_kernel(POOL, SCALES, TABLE, SW, SS, SB, LOGITS, ACT, H, scale, SLOT: tl
     y = ordered_rows(blocks * weights[None, :], tl.zeros((R,), tl.float32), R, K)
     he, ho, le, lo, step, mass = nibble_digits(tl.load(ACT + K * WIDTH + places(GI)))
     y = y + product(w2, s2, b2, he, ho, le, lo, step, mass, R, GI, DP4A) * gate
-    tl.store(H + r, before + y)
+    h = before + y
+    tl.store(H + r, h)
+    leave_squares(SQUARES, tl.program_id(0) * R, h, R)
 
 
 @triton.jit
-def head_kernel(W, S, B, H, NORM, eps, LOGITS, BEST, INDEX, N, G: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr,
+def head_kernel(W, S, B, H, SQUARES, NORM, eps, LOGITS, BEST, INDEX, N, G: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr,
                 STAGES: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Logits of the vocabulary, and of each program's rows the largest with its lowest place. N is a multiple of R."""
     turn(PDL)
     i = places(G)
-    x = normed(tl.load(H + i), tl.load(NORM + i), eps, G, LOG)
+    x = tl.load(H + i) * root(SQUARES, eps, LOG) * tl.load(NORM + i)
     he, ho, le, lo, step, mass = nibble_digits(x)
     best = float("-inf")
     index = 0
@@ -316,7 +327,7 @@ def head_kernel(W, S, B, H, NORM, eps, LOGITS, BEST, INDEX, N, G: tl.constexpr, 
 
 
 @triton.jit
-def next_kernel(BEST, INDEX, N, EW, ES, EB, H, POSITION, TOKENS, LIMIT, PAD: tl.constexpr, K: tl.constexpr,
+def next_kernel(BEST, INDEX, N, EW, ES, EB, H, SQUARES, POSITION, TOKENS, LIMIT, PAD: tl.constexpr, K: tl.constexpr,
                 PDL: tl.constexpr):  # fmt: skip
     """The token of the largest logit, the lowest where several are; its embedding; the position moves on."""
     turn(PDL)
@@ -329,6 +340,8 @@ def next_kernel(BEST, INDEX, N, EW, ES, EB, H, POSITION, TOKENS, LIMIT, PAD: tl.
     row = token.to(tl.int64)
     code = (tl.load(EW + row * (K // 8) + c // 8) >> ((c % 8) * 4)) & 15
     group = row * (K // 64) + c // 64
-    tl.store(H + c, code.to(tl.float32) * tl.load(ES + group).to(tl.float32) + tl.load(EB + group).to(tl.float32))
+    h = code.to(tl.float32) * tl.load(ES + group).to(tl.float32) + tl.load(EB + group).to(tl.float32)
+    tl.store(H + c, h)
+    leave_squares(SQUARES, 0, h, K)
     tl.store(TOKENS + (position + 1) % LIMIT, token)
     tl.store(POSITION, position + 1)
