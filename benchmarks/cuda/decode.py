@@ -12,15 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-
 from model import EPS, RandomModel, Shape
-from moeflux.backends.cuda.decode import DecodeOptions, Decoder, Tile, Tiles
+
+from moeflux.backends.cuda.decode import Decoder
 from moeflux.backends.cuda.device import open_device
 from moeflux.backends.cuda.ops import CudaOps
+from moeflux.backends.cuda.phases import DecodeOptions, Tile, Tiles
 from moeflux.models.spec import Attention, DeltaNet
 
-PHASES = {1: "input projection", 2: "mixer", 4: "output projection", 8: "router, shared gate and up", 16: "experts gate and up",
-          32: "down and combine", 64: "head and next"}  # fmt: skip
+PHASES = {
+    1: "input projection",
+    2: "mixer",
+    4: "output projection",
+    8: "router, shared gate and up",
+    16: "experts gate and up",
+    32: "down and combine",
+    64: "head and next",
+}
 
 
 def read_rate() -> float:
@@ -46,7 +54,7 @@ def timed(run, times: int) -> float:
 
 def rate(model: RandomModel, options: DecodeOptions, start: int, n: int, runs: int) -> dict[str, object]:
     torch.manual_seed(1)
-    decoder = Decoder(model.ops.device, model.layers, model.ends, model.pool, options)
+    decoder = Decoder(model.ops, model.layers, model.ends, model.pool, options)
     states = model.states(start)
     decoder.bind(states, start, 7)
     first = list(decoder.tokens(3))
@@ -62,19 +70,19 @@ def phase_us(decoder: Decoder, mask: int, start: int) -> float:
     """Of one kind of phase alone, all layers."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        decoder.launch(mask)
+        decoder.phases.launch(mask)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        decoder.launch(mask)
+        decoder.phases.launch(mask)
     found = timed(graph.replay, 7) * 1e3
     decoder._buffers.position.fill_(start)
     return found
 
 
-def bound(model: RandomModel, options: DecodeOptions, start: int, chosen=None) -> Decoder:  # noqa: ANN001
+def bound(model: RandomModel, options: DecodeOptions, start: int, chosen=None) -> Decoder:
     keep = [i for i, w in enumerate(model.layers) if chosen is None or isinstance(w.spec.mixer, chosen)]
-    decoder = Decoder(model.ops.device, [model.layers[i] for i in keep], model.ends, model.pool, options)
+    decoder = Decoder(model.ops, [model.layers[i] for i in keep], model.ends, model.pool, options)
     states = model.states(start)
     decoder.bind([states[i] for i in keep], start, 7)
     decoder.reserve(8)

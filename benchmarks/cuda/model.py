@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from moeflux.backends.cuda.decode import Ends
 from moeflux.backends.cuda.memory import AffineMatrix
 from moeflux.backends.cuda.ops import CudaOps
 from moeflux.backends.cuda.pool import PARTS, ExpertPool, ExpertShape
+from moeflux.backends.cuda.step_weights import Ends
 from moeflux.backends.ops import LayerWeights
 from moeflux.models.spec import Attention, DeltaNet, Layer, Moe, Rope, Router
 
@@ -89,7 +89,7 @@ class RandomModel:
         norms = (_vector(s.hidden, mean=1.0), _vector(s.hidden, mean=1.0))
         return LayerWeights(Layer(mixer, moe, {}, {}, None, None), weights, ffn, *norms)  # type: ignore[arg-type]
 
-    def _delta(self):  # noqa: ANN202
+    def _delta(self):
         s = self.shape
         spec = DeltaNet(s.key_heads, s.value_heads, s.head, s.head, 4, False)
         inner = s.value_heads * s.head
@@ -105,7 +105,7 @@ class RandomModel:
             "out_proj": random_affine(s.hidden, inner, gain=GAIN),
         }
 
-    def _attention(self):  # noqa: ANN202
+    def _attention(self):
         s = self.shape
         spec = Attention(s.heads, s.kv_heads, s.head_dim, Rope(s.rotary, 1e7, "half"), True, False)
         return spec, {
@@ -117,14 +117,14 @@ class RandomModel:
             "o_proj": random_affine(s.hidden, s.heads * s.head_dim, gain=GAIN),
         }
 
-    def states(self, length: int):  # noqa: ANN201
+    def states(self, length: int):
         """Random ones, as after `length` tokens."""
         found = [self.ops.new_state(layer.spec.mixer, "bf16") for layer in self.layers]
         for state in found:
             for rows in state.rows.values():
                 rows.append(torch.randn(length, *rows.row_shape, device="cuda"))
             for array in state.arrays.values():
-                array.normal_(0, 0.1)
+                array.normal_(0, 0.1 if length else 0.0)
         return found
 
     @property

@@ -11,17 +11,17 @@ import time
 from pathlib import Path
 
 import torch
-
 from decode import timed
 from model import EPS, RandomModel, Shape, random_affine
+
 from moeflux.backends.cuda.device import open_device
 from moeflux.backends.cuda.ops import CudaOps
 from moeflux.backends.cuda.products import Tile
 from moeflux.backends.ops import Span
 from moeflux.models.spec import Attention
 
-TILES = [Tile(r, c, w, s) for r, c, w, s in ((32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2), (128, 64, 8, 2),
-         (64, 64, 8, 2), (32, 128, 4, 2), (32, 128, 8, 2), (128, 64, 4, 2))]  # fmt: skip
+SIZES = [(32, 128, 4, 2), (64, 64, 4, 2), (32, 256, 8, 2), (16, 128, 4, 2), (32, 128, 4, 1), (16, 256, 4, 2)]
+TILES = [Tile(*size) for size in SIZES]
 
 
 def tune(ops: CudaOps, n: int) -> dict[str, object]:
@@ -47,7 +47,7 @@ def tune(ops: CudaOps, n: int) -> dict[str, object]:
     return found
 
 
-def forward(model: RandomModel, tokens: torch.Tensor, states, position: int):  # noqa: ANN001, ANN201
+def forward(model: RandomModel, tokens: torch.Tensor, states, position: int):
     ops = model.ops
     x = ops.embed(model.ends.embedding, tokens)
     for i, (w, state) in enumerate(zip(model.layers, states, strict=True)):
@@ -64,7 +64,7 @@ def parts(model: RandomModel, n: int) -> dict[str, float]:
         kind = "attention" if isinstance(w.spec.mixer, Attention) else "delta"
         state = model.states(0)[3 if kind == "attention" else 2]
 
-        def mix(w=w, state=state):  # noqa: ANN001, ANN202
+        def mix(w=w, state=state):
             for rows in state.rows.values():
                 rows.cut(0)
             return ops.mix(x, w.mixer, w.spec.mixer, [Span(0, n, 0, state)], EPS)
@@ -76,7 +76,12 @@ def parts(model: RandomModel, n: int) -> dict[str, float]:
     q = torch.nn.functional.normalize(torch.randn(n, 16, 128, device="cuda"), dim=-1)
     v, g = torch.randn(n, 32, 128, device="cuda"), torch.rand(n, 32, device="cuda")
     state = model.states(0)[2]
-    found["delta rule"] = timed(lambda: ops.delta_rule(q, q, v, g, g, state), 3)
+    for columns, warps in ((16, 4), (16, 2), (8, 2), (8, 1), (4, 1), (32, 4)):
+        ops.delta_tile = (columns, warps)
+        found[f"delta rule {columns}x{warps}"] = timed(lambda: ops.delta_rule(q, q, v, g, g, state), 3)
+    ops.delta_tile = (8, 1)
+    keys = torch.randn(n, 2, 256, device="cuda").bfloat16()
+    found["attention alone"] = timed(lambda: ops.attend(torch.randn(n, 16, 256, device="cuda"), keys, keys, 0, 0.1), 3)
     found["router"] = timed(lambda: ops.router(x, w.ffn["router"], None, w.spec.ffn.router), 3)
     found["shared expert"] = timed(lambda: ops.shared_expert(x, w.ffn), 3)
     found["experts"] = timed(lambda: ops.pooled_experts(x, ids, weights, model.pool, 2), 3)
@@ -92,6 +97,7 @@ def main() -> None:
     ops, n = CudaOps(device), args.tokens
     result: dict[str, object] = {"device": device.title, "tokens": n, "tiles": tune(ops, n), "tile": str(ops._products.tile)}
     model = RandomModel(ops, Shape())
+    ops.defer_checks = True
     result["parts_ms"] = parts(model, n)
     print(json.dumps(result["parts_ms"], indent=1), flush=True)
     tokens, times, last = torch.randint(0, model.shape.vocab, (n,)), [], None
@@ -100,6 +106,7 @@ def main() -> None:
         torch.cuda.synchronize()
         began = time.perf_counter()
         logits = forward(model, tokens, states, 0)
+        ops.check()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
         result["same_bits"] = last is None or bool(torch.equal(last, logits))
@@ -108,6 +115,9 @@ def main() -> None:
     for start, stop in ((0, 700), (700, 701), (701, n)):
         rows = forward(model, tokens[start:stop], states, start)
     result["same_bits_in_chunks"] = bool(torch.equal(rows, last))
+    queued = time.perf_counter()
+    forward(model, tokens, model.states(0), 0)
+    result["host_s"] = time.perf_counter() - queued
     result |= {"tok_s": n / sorted(times[1:])[1], "seconds": times}
     print({k: v for k, v in result.items() if k not in ("tiles", "parts_ms")})
     if args.out:

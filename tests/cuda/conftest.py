@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-import numpy as np  # noqa: E402 (after the packages that may be missing)
+import numpy as np
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from backends.test_linear import random_matrix
-from moeflux.backends.cuda.decode import Ends
 from moeflux.backends.cuda.ops import CudaOps
 from moeflux.backends.cuda.pool import ExpertPool, ExpertShape
+from moeflux.backends.cuda.step_weights import Ends
 from moeflux.backends.ops import LayerWeights
 from moeflux.formats.quant import Affine
 from moeflux.models.spec import Attention, DeltaNet, Layer, Moe, Rope, Router
@@ -37,7 +37,7 @@ class Sizes:
 class SmallModel:
     """Weights as the ops keep them, and the experts both as host matrices and in a pool."""
 
-    def __init__(self, ops: CudaOps, sizes: Sizes = Sizes(), seed: int = 0) -> None:
+    def __init__(self, ops: CudaOps, sizes: Sizes, seed: int = 0) -> None:
         self.ops, self.sizes = ops, sizes
         self._seed, self._rng = seed, np.random.default_rng(seed)
         s = sizes

@@ -85,14 +85,15 @@ def test_the_cpu_never_imports_torch():
     import subprocess
     import sys
 
-    code = f"import sys, moeflux; moeflux.load({str(DATA / 'mlx' / FAMILIES[0])!r}, backend='native').close(); assert 'torch' not in sys.modules"
+    folder = str(DATA / "mlx" / FAMILIES[0])
+    code = f"import sys, moeflux; moeflux.load({folder!r}, backend='native').close(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_gpu_is_a_typed_error(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(moeflux.core.errors.DeviceError, match="GPU|CUDA"):
+    with pytest.raises(moeflux.core.errors.DeviceError, match=r"GPU|CUDA"):
         open_device()
 
 

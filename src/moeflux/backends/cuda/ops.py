@@ -19,13 +19,13 @@ from moeflux.backends.cuda.kernels import floats, mixers, rows
 from moeflux.backends.cuda.memory import AffineMatrix, DeviceDeltaState, DeviceStorage, FloatMatrix, Handle, Tensor, Uploader
 from moeflux.backends.cuda.pool import ExpertPool
 from moeflux.backends.cuda.products import Products
-from moeflux.backends.ops import Arrivals, Ops
+from moeflux.backends.ops import Arrivals, Ops, Span
 from moeflux.backends.rope import frequencies, rotation_scale
-from moeflux.backends.state import DeltaState, LayerState
+from moeflux.backends.state import DeltaState, KvState, LayerState
 from moeflux.core.config import Kv
 from moeflux.core.errors import DeviceError, NumericError
 from moeflux.formats.quant import BlockFp8, Matrix
-from moeflux.models.spec import DeltaNet, Mixer, Mla, Rope, Router
+from moeflux.models.spec import Attention, DeltaNet, Mixer, Mla, Rope, Router
 
 F32 = npt.NDArray[np.float32]
 Bank = dict[int, Mapping[str, Matrix]]
@@ -42,6 +42,12 @@ class CudaOps(Ops):
         self._poison = poison
         self._up = Uploader(device)
         self._products = Products(device, self._empty)
+        self._angles: dict[Rope, tuple[Tensor, Tensor]] = {}
+        self.defer_checks = (
+            False  # True: `route` does not wait for the device, and `check` must be called before results are used
+        )
+        self._broken: Tensor | None = None  # whether a router met what is not finite, where nobody has looked yet
+        self.delta_tile = (8, 1)  # columns of a head's matrix in one program, and its warps; changes no bit
 
     # Weights and memory.
 
@@ -150,13 +156,23 @@ class CudaOps(Ops):
 
     def rotate(self, x: Tensor, rope: Rope, position: int) -> Tensor:
         x = x.contiguous()
-        angles = np.arange(position, position + len(x))[:, None] * frequencies(rope)  # [T, dim/2], float64
-        scale, half = rotation_scale(rope), rope.dim // 2
-        cos, sin = (self._up.tensor((f(angles) * scale).astype(np.float32), "angles") for f in (np.cos, np.sin))
+        cos, sin = (table[position:] for table in self.angles(rope, position + len(x)))
         y, heads, paired = self._empty(*x.shape), x.shape[1], rope.pairing == "interleaved"
         grid = (len(x) * heads,)
-        rows.rotate_kernel[grid](x, cos, sin, y, heads, rope.dim, half, 1 << _log(half), paired, num_warps=1, **EXACT)
+        rows.rotate_kernel[grid](
+            x, cos, sin, y, heads, rope.dim, rope.dim // 2, 1 << _log(rope.dim // 2), paired, num_warps=1, **EXACT
+        )
         return y
+
+    def angles(self, rope: Rope, n: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [positions, dim / 2] of at least n positions, computed in float64 and rounded once."""
+        found = self._angles.get(rope)
+        if found is None or len(found[0]) < n:
+            angles = np.arange(max(4096, 1 << _log(n)))[:, None] * frequencies(rope)
+            tables = ((f(angles) * rotation_scale(rope)).astype(np.float32) for f in (np.cos, np.sin))
+            cos, sin = (self._up.tensor(table, "angles") for table in tables)
+            found = self._angles[rope] = (cos, sin)
+        return found
 
     def join(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=axis)
@@ -172,9 +188,18 @@ class CudaOps(Ops):
         mixers.attend_kernel[grid](
             q, keys, values, out, n * ratio, position, scale, keys.stride(0), values.stride(0), keys.stride(1),
             values.stride(1), groups, ratio, dim, value_dim, max(16, 1 << _log(dim)), max(16, 1 << _log(value_dim)),
-            num_warps=4, **EXACT,
+            keys.dtype == torch.bfloat16, num_warps=4, **EXACT,
         )  # fmt: skip
         return out
+
+    def _attend_span(self, q: Tensor, k: Tensor, v: Tensor, spec: Attention, span: Span) -> Tensor:
+        """Rows that are kept in bf16 go to the tensor cores as they are."""
+        state: KvState = span.state
+        state.keys.append(self._rotate_first(k[span.rows], spec.rope, span.position))
+        state.values.append(v[span.rows])
+        rotated = self._rotate_first(q[span.rows], spec.rope, span.position)
+        keys, values = (torch.cat(rows.parts()) for rows in (state.keys, state.values))
+        return self.attend(rotated, keys, values, span.position, spec.head_dim**-0.5)
 
     def convolve(self, x: Tensor, weight: Tensor, state: DeltaState) -> Tensor:
         inputs, n = torch.cat([state.conv, x]), len(x)  # [width - 1 + T, C]
@@ -195,18 +220,35 @@ class CudaOps(Ops):
         (n, heads, dim), key_dim = v.shape, q.shape[2]
         if key_dim & (key_dim - 1):
             raise DeviceError(f"delta heads of {key_dim} channels: only powers of two", where="backend 'cuda'")
-        out, width = self._empty(n, heads, dim), 16
+        out, (width, warps) = self._empty(n, heads, dim), self.delta_tile
         matrix = state.delta.transpose(1, 2)  # [heads, dv, dk], contiguous
         mixers.delta_kernel[(heads * triton.cdiv(dim, width),)](
-            q, k, v, decay, beta, matrix, out, n, heads, heads // q.shape[1], dim, width, _log(key_dim), num_warps=4, **EXACT
+            q,
+            k,
+            v,
+            decay,
+            beta,
+            matrix,
+            out,
+            n,
+            heads,
+            heads // q.shape[1],
+            dim,
+            width,
+            _log(key_dim),
+            num_warps=warps,
+            **EXACT,
         )
         return out
 
     # Experts.
 
     def route(self, logits: Tensor, bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
-        if not bool(torch.isfinite(logits).all()):
-            raise NumericError("the router's scores are not finite", hint="a weight of this layer or before is broken")
+        broken = ~torch.isfinite(logits).all()
+        if self.defer_checks:
+            self._broken = broken if self._broken is None else self._broken | broken
+        elif bool(broken):
+            raise _not_finite()
         if router.kind == "noaux_tc":
             assert bias is not None
             return self._route_groups(logits, bias, router)
@@ -219,6 +261,12 @@ class CudaOps(Ops):
             num_warps=4, **EXACT,
         )  # fmt: skip
         return ids, weights
+
+    def check(self) -> None:
+        """Raise what `route` would have, where checks were deferred."""
+        broken, self._broken = self._broken, None
+        if broken is not None and bool(broken):
+            raise _not_finite()
 
     def _route_groups(self, logits: Tensor, bias: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         """Top-k of biased sigmoids within the groups whose two best experts add up to most. Sums go in rank order."""
@@ -280,6 +328,10 @@ class CudaOps(Ops):
         y = self._empty(n, dim)
         rows.combine_kernel[(n, triton.cdiv(dim, block))](outputs, places, weights, y, dim, k, block, **EXACT)
         return y
+
+
+def _not_finite() -> NumericError:
+    return NumericError("the router's scores are not finite", hint="a weight of this layer or before is broken")
 
 
 def _log(n: int) -> int:

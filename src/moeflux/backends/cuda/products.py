@@ -33,7 +33,7 @@ class Tile:
     """How a tensor-core product is cut."""
 
     rows: int = 32
-    columns: int = 64
+    columns: int = 128
     warps: int = 4
     stages: int = 2
 
@@ -57,13 +57,22 @@ class Products:
         self._empty = empty
         self.few = FEW
         self.tile = Tile()
+        self._last: tuple[Tensor, tuple[int, int, int], Digits] | None = None
+        self._whole: tuple[Tensor, Tensor] | None = None
 
     def affine(self, x: Tensor, weight: AffineMatrix) -> Tensor:
         """[T, in] -> [T, out]"""
-        digits = self.digits(x, weight.group, weight.bits)
+        digits = self._digits_of(x, weight)
         if len(x) <= self.few or weight.groups % 4 or weight.group * weight.bits < 256:
             return self._one_by_one(digits, weight)
         return self._together(digits, weight)
+
+    def _digits_of(self, x: Tensor, weight: AffineMatrix) -> Digits:
+        """Several matrices in a row take the same input, so the last digits are kept, and with them their input."""
+        key = (x._version, weight.group, weight.bits)
+        if self._last is None or self._last[0] is not x or self._last[1] != key:
+            self._last = (x, key, self.digits(x, weight.group, weight.bits))
+        return self._last[2]
 
     def digits(self, x: Tensor, group: int, bits: int, up: Tensor | None = None) -> Digits:
         """Of x, or of silu(x) * up."""
@@ -90,10 +99,19 @@ class Products:
 
     def _together(self, x: Digits, w: AffineMatrix) -> Tensor:
         n = len(x)
-        rows = torch.arange(n, dtype=torch.int32, device=x.step.device)
-        edges = torch.tensor([0, n], dtype=torch.int32).to(x.step.device, non_blocking=True)
+        rows, edges = self._all_rows(n)
         slots = Slots(w.codes.view(torch.uint8), w.scales, w.biases, edges, 0)
         return self.grouped(x, rows, edges, slots, w.rows, -(-n // self.tile.rows), w.bits, w.group)
+
+    def _all_rows(self, n: int) -> tuple[Tensor, Tensor]:
+        """0..n - 1, and the edges of one group of them. Kept, because making them waits for the device."""
+        if self._whole is None or len(self._whole[0]) != n:
+            name = self._device.name
+            self._whole = (
+                torch.arange(n, dtype=torch.int32, device=name),
+                torch.tensor([0, n], dtype=torch.int32, device=name),
+            )
+        return self._whole
 
     def grouped(
         self, x: Digits, rows: Tensor, edges: Tensor, slots: Slots, n_out: int, turns: int, bits: int = 4, group: int = 64

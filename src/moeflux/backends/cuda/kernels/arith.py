@@ -4,8 +4,9 @@ Affine products: activations become 16-bit integers per group, two signed 8-bit 
 of a group is an exact integer in any order. Groups then join in float32: four neighbours as a tree, blocks of four in
 ascending order. So a matrix-vector kernel and a tensor-core kernel give the same bits.
 
-Other sums are trees of neighbours, spelled out as sums of two, which commute: first within threads, last between warps. Kernels are launched without contraction of a
-product and a sum into one rounding (`enable_fp_fusion=False`); where one rounding is meant, `tl.fma` says so.
+Other sums are trees of neighbours, spelled out as sums of two, which commute: first within threads, last between warps.
+Kernels are launched without contraction of a product and a sum into one rounding (`enable_fp_fusion=False`); where one
+rounding is meant, `tl.fma` says so.
 """
 
 from __future__ import annotations
@@ -149,5 +150,5 @@ def dot_bytes(w, h, l, DP4A: tl.constexpr):
 
 @triton.jit
 def term(d, scale, bias, step, mass):
-    """scale * sum(code * x) + bias * sum(x) of a group: `d` counts in units of `step`, `mass` is the sum of the group's x."""
+    """scale * sum(code * x) + bias * sum(x) of a group: `d` counts in units of `step`, `mass` is the sum of x."""
     return tl.fma(scale.to(tl.float32) * step, d.to(tl.float32), bias.to(tl.float32) * mass)

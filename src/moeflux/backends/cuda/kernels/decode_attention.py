@@ -56,8 +56,8 @@ def attend_kernel(Y, Q_NORM, K_NORM, eps, COS, SIN, BASE, KEYS, VALUES, PART, PO
         row = ((n % BLOCK) * GROUPS + group) * D
         kept_k = BASE + tl.load(KEYS + first // BLOCK) * 8
         kept_v = BASE + tl.load(VALUES + first // BLOCK) * 8
-        k = tl.load(kept_k + row[:, None] + c[None, :], mask=(n < position)[:, None], other=0.0).to(tl.float32)
-        v = tl.load(kept_v + row[:, None] + c[None, :], mask=(n < position)[:, None], other=0.0).to(tl.float32)
+        k = tl.load(kept_k + row[:, None] + c[None, :], mask=(n < position)[:, None], other=0.0)
+        v = tl.load(kept_v + row[:, None] + c[None, :], mask=(n < position)[:, None], other=0.0)
         if position < first + CHUNK:
             at = GROUPS * RATIO * STRIDE + group * D
             one = tl.arange(0, 1)
@@ -66,10 +66,10 @@ def attend_kernel(Y, Q_NORM, K_NORM, eps, COS, SIN, BASE, KEYS, VALUES, PART, PO
             mine = ((position % BLOCK) * GROUPS + group) * D
             tl.store(kept_k + mine + one[:, None] + c[None, :], new_k)
             tl.store(kept_v + mine + one[:, None] + c[None, :], new_v)
-            k = tl.where((n == position)[:, None], new_k.to(tl.float32), k)
-            v = tl.where((n == position)[:, None], new_v.to(tl.float32), v)
+            k = tl.where((n == position)[:, None], new_k, k)
+            v = tl.where((n == position)[:, None], new_v, v)
         seen = tl.zeros((16,), tl.int32) + position + 1
-        best, total, out = attend_chunk(q, k, v, seen, first, scale)
+        best, total, out = attend_chunk(q, k, v, seen, first, scale, True)
         place = PART + (head * N_CHUNKS + chunk) * (D + 8)
         tl.store(place[:, None] + c[None, :], out, mask=(i < RATIO)[:, None])
         tl.store(place + D, best, mask=i < RATIO)

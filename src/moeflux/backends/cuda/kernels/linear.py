@@ -98,6 +98,15 @@ def nibbles(w, PACKED: tl.constexpr):
 
 
 @triton.jit
+def less_128(w, PACKED: tl.constexpr):
+    """Unsigned bytes less 128, as signed ones: their highest bit turned."""
+    if PACKED:
+        return tl.inline_asm_elementwise("xor.b32 $0, $1, 0x80808080;", "=r,r", [w], dtype=tl.int8, is_pure=True, pack=4)
+    else:
+        return (w.to(tl.int32) - 128).to(tl.int8)
+
+
+@triton.jit
 def group_dot(q, w, LOW: tl.constexpr, HALF: tl.constexpr, BITS: tl.constexpr, PACKED: tl.constexpr):
     """Sums [BM, BN] of one group. q: pointers to the high digits, the low ones lie LOW further. w: bytes of codes [BN, ...].
 
@@ -112,7 +121,7 @@ def group_dot(q, w, LOW: tl.constexpr, HALF: tl.constexpr, BITS: tl.constexpr, P
         d = tl.dot(tl.load(q + LOW), even, d, out_dtype=tl.int32)
         return tl.dot(tl.load(q + HALF + LOW), odd, d, out_dtype=tl.int32)
     else:
-        code = tl.trans((w.to(tl.int32) - 128).to(tl.int8))
+        code = tl.trans(less_128(w, PACKED))
         d = tl.dot(tl.load(q), code, out_dtype=tl.int32) << 8
         return tl.dot(tl.load(q + LOW), code, d, out_dtype=tl.int32)
 

@@ -11,15 +11,34 @@ CHUNK = tl.constexpr(32)  # positions whose scores are joined first; chunks lie 
 
 
 @triton.jit
-def attend_chunk(q, k, v, seen, first, scale):
+def thirds(x):
+    """float32 as three bf16 parts, largest first, which together hold all of its bits. Cut off, so each part is exact."""
+    first = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    rest = x - first
+    second = (rest.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return first.to(tl.bfloat16), second.to(tl.bfloat16), (rest - second).to(tl.bfloat16)
+
+
+@triton.jit
+def exact_dot(x, y, BF16: tl.constexpr):
+    """A product as good as in float32, on tensor cores. BF16: y is bf16, so three products with the parts of x suffice."""
+    if BF16:
+        first, second, third = thirds(x)
+        return tl.dot(first, y, tl.dot(second, y, tl.dot(third, y)))
+    else:
+        return tl.dot(x, y, input_precision="tf32x3")
+
+
+@triton.jit
+def attend_chunk(q, k, v, seen, first, scale, BF16: tl.constexpr):
     """Rows q [16, D] over one chunk: the largest score, the sum of the shares and the shared values. Row i sees `seen[i]`
-    positions; the chunk begins at `first`. Three tensor-core products of parts are as good as one in float32."""
+    positions; the chunk begins at `first`."""
     n = first + tl.arange(0, CHUNK)
-    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
+    scores = exact_dot(q, tl.trans(k), BF16) * scale
     scores = tl.where(n[None, :] < seen[:, None], scores, float("-inf"))
     best = tl.max(scores, 1)
     share = tl.exp(scores - tl.where(best == float("-inf"), 0.0, best)[:, None])
-    return best, tree_rows(share, 16, 5), tl.dot(share, v, input_precision="tf32x3")
+    return best, tree_rows(share, 16, 5), exact_dot(share, v, BF16)
 
 
 @triton.jit
@@ -30,7 +49,7 @@ def part(best, joined):
 
 @triton.jit
 def attend_kernel(Q, K, V, OUT, n_rows, position, scale, stride_k, stride_v, head_k, head_v, GROUPS, RATIO, D, DV,
-                  PAD_D: tl.constexpr, PAD_V: tl.constexpr):  # fmt: skip
+                  PAD_D: tl.constexpr, PAD_V: tl.constexpr, BF16: tl.constexpr):  # fmt: skip
     """Q [T, GROUPS * RATIO, D]. Sixteen rows of one group a program: rows go through the heads of a group, then tokens."""
     g = tl.program_id(1)
     i = tl.program_id(0) * 16 + tl.arange(0, 16)
@@ -50,7 +69,7 @@ def attend_kernel(Q, K, V, OUT, n_rows, position, scale, stride_k, stride_v, hea
         k = tl.load(K + at[:, None] * stride_k + g * head_k + c[None, :], mask=there[:, None] & (c < D)[None, :], other=0.0)
         v = tl.load(V + at[:, None] * stride_v + g * head_v + cv[None, :], mask=there[:, None] & (cv < DV)[None, :],
                     other=0.0)  # fmt: skip
-        b, s, o = attend_chunk(q, k.to(tl.float32), v.to(tl.float32), seen, first, scale)
+        b, s, o = attend_chunk(q, k, v, seen, first, scale, BF16)
         joined = tl.maximum(best, b)
         old, new = part(best, joined), part(b, joined)
         total = total * old + s * new
@@ -80,12 +99,19 @@ def delta_kernel(Q, K, V, DECAY, BETA, STATE, OUT, T, HEADS, RATIO, DV, BV: tl.c
     ok = v < DV
     place = STATE + (head * DV + v).to(tl.int64)[:, None] * DK + c[None, :]
     state = tl.load(place, mask=ok[:, None], other=0.0)
+    row = head.to(tl.int64)
+    key = ((head // RATIO) * DK + c).to(tl.int64)
+    q, k, x = tl.load(Q + key), tl.load(K + key), tl.load(V + row * DV + v, mask=ok, other=0.0)
+    decay, beta = tl.load(DECAY + row), tl.load(BETA + row)
     for t in range(T):
-        key = (t * (HEADS // RATIO) + head // RATIO).to(tl.int64) * DK + c
-        row = (t * HEADS + head).to(tl.int64)
-        state, out = delta_step(
-            state, tl.load(Q + key), tl.load(K + key), tl.load(V + row * DV + v, mask=ok, other=0.0),
-            tl.load(DECAY + row), tl.load(BETA + row), BV, LOG,
-        )  # fmt: skip
+        # What the next token needs is under way while this one is computed.
+        more = tl.where(t < T - 1, 1, 0)
+        after = row + more * HEADS
+        key += more * (HEADS // RATIO) * DK
+        next_q, next_k = tl.load(Q + key), tl.load(K + key)
+        next_x = tl.load(V + after * DV + v, mask=ok, other=0.0)
+        next_decay, next_beta = tl.load(DECAY + after), tl.load(BETA + after)
+        state, out = delta_step(state, q, k, x, decay, beta, BV, LOG)
         tl.store(OUT + row * DV + v, out, mask=ok)
+        q, k, x, decay, beta, row = next_q, next_k, next_x, next_decay, next_beta, after
     tl.store(place, state, mask=ok[:, None])

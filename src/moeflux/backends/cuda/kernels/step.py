@@ -95,8 +95,9 @@ def product(w, s, b, he, ho, le, lo, step, mass, R: tl.constexpr, G: tl.constexp
 
 
 @triton.jit
-def project_kernel(W, S, B, H, SQUARES, NORM, eps, OUT, BASE, CONV, TAPS, A_LOG, DT, CHANNELS, GATES, HEADS, G: tl.constexpr,
-                   LOG: tl.constexpr, R: tl.constexpr, DELTA: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def project_kernel(W, S, B, H, SQUARES, NORM, eps, OUT, BASE, CONV, TAPS, A_LOG, DT, CHANNELS, GATES, HEADS,
+                   G: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr, DELTA: tl.constexpr, DP4A: tl.constexpr,
+                   PDL: tl.constexpr):  # fmt: skip
     """Norm and all input projections. DELTA: rows are q, k, v (through the convolution), z, b, a, each ready to be used.
 
     The state of the convolution lies CONV[0] * 16 bytes behind BASE.
@@ -164,8 +165,8 @@ def delta_kernel(Y, BASE, STATE, O, KEY_HEADS, RATIO, CHANNELS, GATES, HEADS, sc
 
 
 @triton.jit
-def output_kernel(W, S, B, O, Z, NORM, eps, H, SQUARES, G: tl.constexpr, HEADS: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr,
-                  DELTA: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def output_kernel(W, S, B, O, Z, NORM, eps, H, SQUARES, G: tl.constexpr, HEADS: tl.constexpr, LOG: tl.constexpr,
+                  R: tl.constexpr, DELTA: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Output projection onto the residual stream. DELTA: each head of 2^LOG is normed and gated first."""
     r = tl.program_id(0) * R + tl.arange(0, R)
     w, s, b = tile(W, S, B, r, G)
@@ -187,9 +188,9 @@ def output_kernel(W, S, B, O, Z, NORM, eps, H, SQUARES, G: tl.constexpr, HEADS: 
 
 
 @triton.jit
-def route_kernel(RW, RS, RB, GW, GS, GB, UW, US, UB, H, SQUARES, NORM, eps, LOGITS, ACT, ROUTERS, G: tl.constexpr, LOG: tl.constexpr,
-                 R: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Norm, then in the first ROUTERS programs rows of the 8-bit router, in the others of the shared expert's gate and up."""
+def route_kernel(RW, RS, RB, GW, GS, GB, UW, US, UB, H, SQUARES, NORM, eps, LOGITS, ACT, ROUTERS,
+                 G: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Norm, then in the first ROUTERS programs rows of the 8-bit router, in the others of the shared gate and up."""
     if tl.program_id(0) < ROUTERS:
         r = tl.program_id(0) * R + tl.arange(0, R)
         g = tl.arange(0, G)
@@ -223,9 +224,9 @@ def route_kernel(RW, RS, RB, GW, GS, GB, UW, US, UB, H, SQUARES, NORM, eps, LOGI
 
 
 @triton.jit
-def gate_up_kernel(POOL, SCALES, TABLE, LOGITS, H, SQUARES, NORM, eps, ACT, SLOT: tl.constexpr, K: tl.constexpr, EXPERTS: tl.constexpr,
-                   WIDTH: tl.constexpr, G: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr, DP4A: tl.constexpr,
-                   PDL: tl.constexpr):  # fmt: skip
+def gate_up_kernel(POOL, SCALES, TABLE, LOGITS, H, SQUARES, NORM, eps, ACT, SLOT: tl.constexpr, K: tl.constexpr,
+                   EXPERTS: tl.constexpr, WIDTH: tl.constexpr, G: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr,
+                   DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """silu(gate) * up of R rows of the expert of one rank. POOL in words, SCALES the same memory in bf16.
 
     SLOT: words of a slot: codes, scales and biases of gate, then of up, then of down. TABLE: slot of each expert.
@@ -257,8 +258,8 @@ def gate_up_kernel(POOL, SCALES, TABLE, LOGITS, H, SQUARES, NORM, eps, ACT, SLOT
 
 @triton.jit
 def down_kernel(POOL, SCALES, TABLE, SW, SS, SB, LOGITS, ACT, H, SQUARES, scale, SLOT: tl.constexpr, K: tl.constexpr,
-                EXPERTS: tl.constexpr, WIDTH: tl.constexpr, G: tl.constexpr, LOG_K: tl.constexpr, R: tl.constexpr,
-                DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                EXPERTS: tl.constexpr, WIDTH: tl.constexpr, G: tl.constexpr, R: tl.constexpr, DP4A: tl.constexpr,
+                PDL: tl.constexpr):  # fmt: skip
     """R rows of: residual + (experts in rank order, by their weights + shared expert by its gate)."""
     GI: tl.constexpr = WIDTH // 64  # groups of an inner vector
     CODES: tl.constexpr = WIDTH * G * 8
