@@ -24,7 +24,7 @@ FAMILIES = [
     "deepseek_v3-oldkv-4bit-f32",
 ]
 ON_GPU = open_device().name != "cpu"
-N = 80 if ON_GPU else 5
+N = 80 if ON_GPU else 3
 IDS = np.random.default_rng(3).integers(0, 512, N).tolist()
 TOLERANCE = 2e-4  # part of a layer's own contribution, in the root mean square: activations have 16 bits per group
 
@@ -59,9 +59,11 @@ def test_bits_do_not_depend_on_cuts_or_company(name):
     engine = opened(name, "bf16")
     whole = engine.score(IDS)
     sequence, other = engine.sequence(), engine.sequence()
-    cut = N // 2
-    first, _ = engine.forward(Segment(sequence, IDS[:1], "all"), Segment(other, IDS[2:5], "all"))
-    rows = [first, *engine.forward(Segment(sequence, IDS[1:cut], "all"))]
+    cut = max(1, N // 2)
+    first, _ = engine.forward(Segment(sequence, IDS[:1], "all"), Segment(other, IDS[1:3], "all"))
+    rows = [first]
+    if cut > 1:
+        rows += engine.forward(Segment(sequence, IDS[1:cut], "all"))
     rows += [engine.forward(Segment(sequence, [token]))[0] for token in IDS[cut:]]
     np.testing.assert_array_equal(np.concatenate(rows), whole)
 
@@ -69,16 +71,16 @@ def test_bits_do_not_depend_on_cuts_or_company(name):
 def test_states_copy_out_and_in():
     engine = opened("qwen3_next-4bit-f32", "bf16")
     sequence = engine.sequence()
-    engine.forward(Segment(sequence, IDS[:4]))
+    engine.forward(Segment(sequence, IDS[:2]))
     twin = engine.sequence()
     for mine, theirs in zip(twin.states, sequence.states, strict=True):
         copy_in(mine, copy_out(theirs))
     twin.tokens = list(sequence.tokens)
     kept = sequence.snapshot()
-    (expected,) = engine.forward(Segment(sequence, IDS[4:5]))
-    np.testing.assert_array_equal(engine.forward(Segment(twin, IDS[4:5]))[0], expected)
+    (expected,) = engine.forward(Segment(sequence, IDS[2:3]))
+    np.testing.assert_array_equal(engine.forward(Segment(twin, IDS[2:3]))[0], expected)
     sequence.adopt(kept)
-    np.testing.assert_array_equal(engine.forward(Segment(sequence, IDS[4:5]))[0], expected)
+    np.testing.assert_array_equal(engine.forward(Segment(sequence, IDS[2:3]))[0], expected)
 
 
 def test_the_cpu_never_imports_torch():
