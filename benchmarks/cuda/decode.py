@@ -98,14 +98,14 @@ def phases(model: RandomModel, options: DecodeOptions, start: int) -> dict[str, 
 
 
 TRIED = {
-    "project": (1, [(16, 4), (16, 8), (32, 4), (32, 8), (64, 8), (64, 16), (32, 16)]),
-    "output": (4, [(16, 4), (16, 8), (16, 16), (32, 8)]),
-    "route": (8, [(16, 4), (16, 8), (32, 8)]),
-    "gate_up": (16, [(16, 4), (16, 8), (32, 4), (32, 8), (32, 16)]),
-    "down": (32, [(16, 4), (16, 8), (16, 16)]),
-    "delta": (2, [(32, 4), (16, 4), (16, 2), (32, 8), (8, 1)]),
-    "attend": (2, [(0, 8), (0, 4)]),
-    "head": (64, [(16, 8), (16, 4), (32, 8)]),
+    "project": (1, [(64, 8), (16, 8), (32, 8), (32, 4), (64, 16)]),
+    "output": (4, [(32, 8), (16, 8), (16, 4)]),
+    "route": (8, [(16, 8), (16, 4), (32, 8)]),
+    "gate_up": (16, [(16, 8), (16, 4), (32, 8), (32, 16)]),
+    "down": (32, [(16, 4), (16, 8), (32, 8)]),
+    "delta": (2, [(8, 2), (16, 4), (32, 4), (8, 1)]),
+    "attend": (2, [(0, 4), (0, 8)]),
+    "head": (64, [(32, 8), (16, 8), (16, 4)]),
 }
 
 
@@ -114,14 +114,14 @@ def tune(model: RandomModel, start: int) -> tuple[Tiles, dict[str, dict[str, flo
     best, found = Tiles(), {}
     for name, (mask, tried) in TRIED.items():
         times = {}
-        for rows, warps in tried:
-            tiles = replace(best, **{name: Tile(rows, warps)})
+        for tile in tried:
+            tiles = replace(best, **{name: Tile(*tile)})
             try:
-                times[rows, warps] = phase_us(bound(model, DecodeOptions(2048, EPS, tiles=tiles), start), mask, start)
+                times[tile] = phase_us(bound(model, DecodeOptions(2048, EPS, tiles=tiles), start), mask, start)
             except Exception as error:
-                print(name, rows, warps, repr(error)[:200])
+                print(name, tile, repr(error)[:200])
         best = replace(best, **{name: Tile(*min(times, key=lambda tile: times[tile]))})
-        found[name] = {f"{r}x{w}": round(us, 1) for (r, w), us in times.items()}
+        found[name] = {"x".join(map(str, tile)): round(us, 1) for tile, us in times.items()}
         print(name, found[name], flush=True)
     return best, found
 

@@ -34,10 +34,10 @@ class Tiles:
     """Chosen on an H200."""
 
     project: Tile = Tile(64, 8)
-    delta: Tile = Tile(16, 4)
-    attend: Tile = Tile(0, 8)
+    delta: Tile = Tile(8, 2)
+    attend: Tile = Tile(0, 4)
     output: Tile = Tile(32, 8)
-    route: Tile = Tile(16, 4)
+    route: Tile = Tile(16, 8)
     gate_up: Tile = Tile(16, 8)
     down: Tile = Tile(16, 4)
     head: Tile = Tile(32, 8)

@@ -11,7 +11,8 @@ from moeflux.backends.cuda.memory import AffineMatrix, Tensor
 from moeflux.backends.ops import LayerWeights
 from moeflux.models.spec import Attention, DeltaNet, Mixer, Moe
 
-FILL = 64  # joined matrices are filled up to a multiple of so many rows
+FILL = 64  # joined input projections are filled up to a multiple of so many rows
+ROUTER_FILL = 32
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def prepare(w: LayerWeights) -> StepLayer:
         inputs = _stack([w.mixer[f"in_proj_{name}"] for name in ("qkv", "z", "b", "a")])
     else:
         inputs = _stack([w.mixer[f"{name}_proj"] for name in ("q", "k", "v")])
-    return StepLayer(w, inputs, _stack([w.ffn["router"], w.ffn["shared_gate"]]))
+    return StepLayer(w, inputs, _stack([w.ffn["router"], w.ffn["shared_gate"]], ROUTER_FILL))
 
 
 def output_matrix(layer: StepLayer) -> AffineMatrix:
@@ -50,14 +51,14 @@ def output_matrix(layer: StepLayer) -> AffineMatrix:
     return found
 
 
-def _stack(parts: Sequence[AffineMatrix]) -> AffineMatrix:
-    """By rows, filled up with zeros to a multiple of FILL."""
+def _stack(parts: Sequence[AffineMatrix], fill: int = FILL) -> AffineMatrix:
+    """By rows, filled up with zeros to a multiple of `fill`."""
     first, rows = parts[0], sum(part.rows for part in parts)
 
     def join(name: str) -> Tensor:
         tensors = [getattr(part, name) for part in parts]
-        fill = torch.zeros(-rows % FILL, tensors[0].shape[1], dtype=tensors[0].dtype, device=tensors[0].device)
-        return torch.cat([*tensors, fill])
+        zeros = torch.zeros(-rows % fill, tensors[0].shape[1], dtype=tensors[0].dtype, device=tensors[0].device)
+        return torch.cat([*tensors, zeros])
 
     return AffineMatrix(join("codes"), join("scales"), join("biases"), first.bits, first.group)
 
