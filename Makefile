@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/* native/*/*) CMakeLists.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format sanitize sanitize-native soak clean
+.PHONY: demo test test-cuda lint format sanitize sanitize-native soak clean
 
 # The demo model has 256 experts; only 40 % of them may be in memory, so that the others are really streamed.
 demo: $(VENV)/.package
@@ -13,6 +13,10 @@ demo: $(VENV)/.package
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto
+
+# The GPU backend on a machine that has one; without, the same tests run in Triton's interpreter on smaller shapes.
+test-cuda: $(VENV)/.test
+	$(BIN)/python -m pytest tests/cuda
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -1,4 +1,5 @@
-"""Before anything else: one thread per process for BLAS and torch, because tests run side by side on few cores."""
+"""Before anything else: one thread per process for BLAS and torch, because tests run side by side on few cores; and Triton's
+interpreter where there is no GPU, which must be chosen before anybody imports Triton."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import os
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import shutil  # noqa: E402 (after the variables above)
 import subprocess  # noqa: E402

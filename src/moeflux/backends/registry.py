@@ -12,6 +12,13 @@ def open_backend(config: EngineConfig) -> Ops:
         from moeflux.backends.numpy.ops import NumpyOps
 
         return NumpyOps()
+    if config.resolved_backend == "cuda":
+        from moeflux.backends.cuda.device import open_device
+
+        device = open_device()  # raises before anything of torch is needed
+        from moeflux.backends.cuda.ops import CudaOps
+
+        return CudaOps(device)
     from moeflux.backends.native.ops import NativeOps, available_isas
 
     if config.isa not in ("auto", *available_isas()):

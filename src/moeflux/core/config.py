@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from moeflux.core.errors import OptionError
 from moeflux.core.units import parse_bytes
 
-BACKENDS = ("native", "numpy")
+BACKENDS = ("native", "numpy", "cuda")
 ISAS = ("auto", "avx512_vnni", "avx2", "generic")
 Kv = Literal["bf16", "f32"]  # how keys, values and latents are kept
 Hints = Literal["none", "previous", "lookahead", "both"]  # how experts that later layers will want are foreseen
@@ -28,7 +28,7 @@ CHOICES = {
 }
 
 _NOT_YET = {
-    "vram": "there is no GPU backend yet",
+    "vram": "the cuda backend keeps experts in host memory and copies those that are used",
 }
 
 _NOT_NUMPY = (

@@ -118,5 +118,9 @@ class RingFullError(StateError):
     """More expert dispatches were begun than the ring may hold."""
 
 
+class DeviceError(MoefluxError):
+    """A GPU that is not there, cannot be used, has too little memory or failed."""
+
+
 class ClosedError(MoefluxError):
     """Something was used after `close()`."""
