@@ -135,16 +135,18 @@ def test_turns_follow_what_they_take():
 
 def test_turns_are_large_enough_for_what_they_read():
     """Where reading takes most of a turn, fewer tokens would take as long."""
-    slow = Turns(4096, sweep_s=60.0)
-    assert turn_of(slow) == 4096
-    slow.ran("prompt", 4096, 90.0)
-    assert turn_of(slow) == 4096
-    usual = Turns(4096, sweep_s=3.0)
-    assert turn_of(usual) == 512
-    usual.ran("prompt", 512, 5.0)
-    assert turn_of(usual) == 1024
-    usual.ran("prompt", 1024, 10.0)
-    assert turn_of(usual) == 1024
+    assert turn_of(Turns(4096, sweep_s=3.0)) == 512
+    assert turn_of(Turns(4096, sweep_s=60.0)) == 4096
+    turns = Turns(4096, sweep_s=10.0)
+    assert turn_of(turns) == 1024
+    turns.ran("prompt", 1024, 14.0)
+    assert turn_of(turns) == 1024
+    turns.ran("prompt", 1024, 11.0)  # hardly longer than reading alone
+    assert turn_of(turns) == 2048
+    turns.ran("prompt", 2048, 29.0)
+    assert turn_of(turns) == 2048
+    turns.ran("prompt", 2048, 31.0)
+    assert turn_of(turns) == 1024
 
 
 def test_a_step_is_stopped_for_a_newcomer_where_that_loses_less_than_it_saves():

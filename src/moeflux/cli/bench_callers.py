@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -54,12 +55,14 @@ def cancel(
     slots: Slots = None,
     share: Share = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens that memory is kept for.")] = 8192,
+    tokens: Annotated[int, typer.Option(min=1, help="In the chunk, whatever the plan has scratch for.")] = 4096,
     samples: Annotated[int, typer.Option(min=1, help="Forwards that are cancelled.")] = 50,
 ) -> None:
     """How soon a forward over a chunk of a prompt hears that it is cancelled."""
     room = make_room(EngineConfig(model, threads=threads, ram=ram, slots=slots, context=context), share)
     with byte_bar("loading") as loading, Engine(room.config, loading) as engine:
         note(*engine.notes, f"{engine.plan.n_slots} of {engine.plan.n_experts} experts in memory")
+        engine.plan = replace(engine.plan, chunk_tokens=tokens)
         with token_bar("cancelling") as progress:
             r = bench_cancel(engine, samples, progress=progress).as_dict()
         about = {"model_type": engine.spec.model_type, "share": engine.plan.share}

@@ -8,9 +8,12 @@ wasted.
 
 from __future__ import annotations
 
+from math import ceil
+
 from moeflux.runtime.batch import Kind
 
-FIRST_TURN = 512  # tokens of prompts in a turn beside others, until it is known what they take
+FIRST_TURN = 512  # tokens of prompts in a turn beside others, until it is known what they take,
+FIRST_SWEEP = 6.0  # for so many seconds of reading; more where it takes longer
 LEAST_TURN = 256
 TURN_SECONDS = 8.0  # that a turn should take, about
 DECODE_SHARE = 0.5  # of the time, where both wait
@@ -22,7 +25,7 @@ class Turns:
     def __init__(self, chunk: int, sweep_s: float = 0.0) -> None:
         """`chunk`: tokens that one forward has scratch memory for. `sweep_s`: reading all experts that are not in memory."""
         self._chunk, self._sweep = chunk, sweep_s
-        self._turn = chunk if 2 * sweep_s > TURN_SECONDS else min(FIRST_TURN, chunk)
+        self._turn = min(chunk, FIRST_TURN * max(1, ceil(sweep_s / FIRST_SWEEP)))
         self._owed = 0.0  # seconds that those who decode have coming
         self._rate: float | None = None  # tokens of prompts per second
         self._together = False
@@ -58,7 +61,7 @@ class Turns:
 
     def _fit(self, seconds: float) -> None:
         """Twice as many tokens after a turn that was short, or that mostly read; half as many after a long one."""
-        if seconds < max(TURN_SECONDS / 2, 2 * self._sweep):
+        if seconds < max(TURN_SECONDS / 2, 1.15 * self._sweep):
             self._turn = min(self._chunk, self._turn * 2)
-        elif seconds > max(1.5 * TURN_SECONDS, 4 * self._sweep):
+        elif seconds > max(1.5 * TURN_SECONDS, 3 * self._sweep):
             self._turn = max(min(LEAST_TURN, self._chunk), self._turn // 2)
