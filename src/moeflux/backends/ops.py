@@ -63,6 +63,7 @@ class Span:
 
 class Ops(ABC):
     name: str
+    keeps_states_in_host_memory = True  # so that they can be written to files as they are
 
     @property
     @abstractmethod

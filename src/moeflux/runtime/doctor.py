@@ -121,7 +121,7 @@ def _uses(processor: Processor, gpus: tuple[Gpu, ...], budget: int) -> Iterator[
     yield f"the native backend with {processor.isa} kernels and {threads}"
     yield f"up to {format_bytes(budget)} of memory where --ram says nothing else"
     if gpus:
-        yield "no GPU: there is no GPU backend yet"
+        yield "no GPU: the engine does not drive the fast kernels of backend 'cuda' yet"
 
 
 def _faster(processor: Processor, memory: MemoryFacts, place: Place, drive: DriveSpeed | None) -> Iterator[str]:

@@ -119,7 +119,10 @@ class Engine:
 
     @cached_property
     def identity(self) -> Identity:
-        """What the state of a sequence depends on besides its tokens."""
+        """What the state of a sequence depends on besides its tokens, for files of states."""
+        if not self.model.ops.keeps_states_in_host_memory:
+            what = f"states of the {self.model.ops.name} backend cannot be written to files or read from them yet"
+            raise OptionError(what, where="option 'backend'", hint="use the native backend")
         weights = fingerprint(self._checkpoint) + lossy_mark(self.config)
         ops = self.model.ops
         return Identity(self.spec.model_type, weights, self.config.kv, ops.name, ops.numerics)

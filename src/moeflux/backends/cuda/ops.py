@@ -37,6 +37,7 @@ EXACT = {"enable_fp_fusion": False}  # a product and a sum are rounded each, unl
 
 class CudaOps(Ops):
     name = "cuda"
+    keeps_states_in_host_memory = False
 
     def __init__(self, device: Device, *, poison: bool = False) -> None:
         """`poison`: fresh memory is filled with NaN, for tests."""
