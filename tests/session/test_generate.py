@@ -11,6 +11,7 @@ import pytest
 
 import moeflux
 from moeflux import Grammar, InputError
+from moeflux.runtime import forward as runtime_forward
 from moeflux.runtime.cancel import CancelFlag
 from moeflux.sampling.params import SamplingParams
 from moeflux.session.generate import Generation
@@ -299,6 +300,26 @@ class TestPrefill:
         assert sequence.tokens == tokens[:16]
         logits = small.prefill(sequence, tokens[16:])
         np.testing.assert_array_equal(logits, small.score(tokens)[-1])
+
+    @pytest.mark.parametrize("error", [moeflux.CancelledError("now"), moeflux.ReadError("the drive is gone")])
+    def test_what_ends_inside_of_a_chunk_leaves_the_whole_chunks_before_it(self, small, monkeypatch, error):
+        sequence, tokens, calls, run = small.sequence(), list(range(3, 40)), [], runtime_forward.forward
+
+        def ending(model, batch, *rest):
+            calls.append(1)
+            out = run(model, batch, *rest)
+            if len(calls) == 3:  # as when the last layer fails
+                del sequence.tokens[16:]
+                sequence.mark_broken("it ended")
+                raise error
+            return out
+
+        with monkeypatch.context() as patch:
+            patch.setattr("moeflux.runtime.engine.forward", ending)
+            with pytest.raises(type(error)):
+                small.prefill(sequence, tokens)
+        assert sequence.tokens == tokens[:16]
+        np.testing.assert_array_equal(small.prefill(sequence, tokens[16:]), small.score(tokens)[-1])
 
     def test_refused_before_anything_is_run(self, small):
         sequence = small.sequence()

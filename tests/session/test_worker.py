@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -16,6 +16,7 @@ from moeflux.session.events import Failed, Finish, Queued, Started, Token
 from moeflux.session.handle import RequestOptions
 from moeflux.session.prefixes import PrefixStore
 from moeflux.session.prompt import Conversation
+from moeflux.session.session import Session
 from moeflux.session.worker import Worker, WorkerOptions
 from session.models import chat_model, readable
 
@@ -205,6 +206,51 @@ def test_cancelled(engine, monkeypatch, when):
         assert (finish.reason, finish.usage.completion) == ("cancelled", 0)
         if when == "running":
             assert ids_of(second) == alone(engine, PROMPTS[1], 2)
+
+
+def test_cancelled_while_it_is_being_started(engine, worker, monkeypatch):
+    submit, steps = Session.submit, []
+    handles = []
+
+    def submitting(session, *arguments):
+        job = submit(session, *arguments)
+        handles[0].cancel()  # by another thread, before the worker knows its job
+        return job
+
+    def forward(*arguments):
+        steps.append(arguments)
+        return runtime_forward.forward(*arguments)
+
+    monkeypatch.setattr(Session, "submit", submitting)
+    monkeypatch.setattr("moeflux.runtime.engine.forward", forward)
+    with worker._changed:  # it starts nothing meanwhile
+        handles.append(worker.submit(PROMPTS[3], options(20)))
+    assert handles[0].result(30).reason == "cancelled"
+    assert steps == []
+
+
+@pytest.mark.parametrize("n", [3, 400])
+def test_more_at_once_share_the_bytes_of_the_plan(tmp_path, n):
+    """Two sequences are planned: in their place as many run as fit, and each is counted with what it may grow to."""
+    most, running = [], set()
+
+    def listen(name, event):
+        if isinstance(event, Started):
+            running.add(name)
+        most.append(len(running))
+        if isinstance(event, Finish):
+            running.discard(name)
+
+    with moeflux.load(chat_model(tmp_path / "model"), context=4096, sequences=2) as engine:
+        fit = 2 * engine.state_bytes(4096) // engine.state_bytes(3 + n)
+        with Worker(engine, engine.text, options=WorkerOptions(parallel=12)) as worker:
+            with worker._changed:  # it sees all of them at once
+                handles = [worker.submit([5 + i] * 3, options(n), partial(listen, i)) for i in range(12)]
+            for handle in handles:
+                handle.cancel() if n > 3 and most and max(most) >= fit else None
+                handle.result(60)
+    assert 2 < fit < 12
+    assert max(most) == fit
 
 
 def test_deadlines(engine, monkeypatch):

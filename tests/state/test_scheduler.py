@@ -364,6 +364,25 @@ def test_a_cancelled_sequence_is_busy_until_the_step_has_ended(monkeypatch):
     np.testing.assert_array_equal(again.logits[0], fresh_logits(PLAIN, text(5, 1)))
 
 
+def test_a_sequence_whose_job_ended_is_busy_until_the_step_has_ended():
+    """Those who are told later in the same step cannot have it yet."""
+    engine = opened(PLAIN, **MANY)
+    scheduler, sequence, refused = Scheduler(engine), engine.sequence(), []
+    first = scheduler.submit(sequence, text(5), Reader(0))
+
+    def take(_):
+        assert first.done
+        with pytest.raises(StateError, match="busy") as error:
+            scheduler.submit(sequence, [1], Reader(0))
+        refused.append(error)
+        return []
+
+    scheduler.submit(engine.sequence(), text(6, 1), take)
+    scheduler.run()
+    assert refused
+    scheduler.check_free(sequence)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_exception_in_a_callback_feeds_nothing_twice(error):
     """Ctrl-C while one is told: it ends with that, and the others get their logits with the next step."""
@@ -407,6 +426,7 @@ def test_what_sequences_took_of_the_store_adds_up():
         scheduler.run()
         total = sum((sequence.use for sequence in sequences), start=before)
         assert total.asked > 0 < total.bytes_read
+        assert all(sequence.use.asked > 0 for sequence in sequences)
         assert total.asked == engine.stats().asked
         assert total.hits == engine.stats().hits
         assert engine.stats().bytes_read - total.bytes_read >= 0  # hints that arrived after the last forward are nobody's
