@@ -11,7 +11,7 @@ import moeflux
 from moeflux import Grammar
 from moeflux.core.errors import ClosedError, DeadlineError, InputError, InternalError, OptionError, OverloadError
 from moeflux.runtime import forward as runtime_forward
-from moeflux.session.entry import Limits
+from moeflux.session.entry import Fetch, Limits
 from moeflux.session.events import Failed, Finish, Queued, Started, Token
 from moeflux.session.handle import RequestOptions
 from moeflux.session.prefixes import PrefixStore
@@ -266,6 +266,37 @@ def test_deadlines(engine, monkeypatch):
                 handle.result(30)
             assert error.value.fault == "overload"
         assert ids_of(worker.submit(PROMPTS[1], options(2, deadline_s=60))) == alone(engine, PROMPTS[1], 2)
+
+
+def test_a_state_is_read_from_disk_beside_the_steps(engine, tmp_path, monkeypatch):
+    """While one request waits for its state, another runs; one that is cancelled meanwhile ends at once."""
+    prompt = list(range(3, 83))
+    with_store = partial(PrefixStore, engine, Limits(64 * 10**6), tmp_path)
+    store = with_store()
+    with Worker(engine, engine.text, store) as worker:
+        worker.submit(prompt, options(1)).result(30)
+    store.flush()
+    store.close()
+    reading, go, read = threading.Event(), threading.Event(), Fetch.read
+
+    def slowly(fetch):
+        reading.set()
+        assert go.wait(30)
+        return read(fetch)
+
+    monkeypatch.setattr(Fetch, "read", slowly)
+    store = with_store()
+    with Worker(engine, engine.text, store) as worker:
+        waiting, cancelled = (worker.submit([*prompt, last], options(3)) for last in (8, 9))
+        assert reading.wait(30)
+        assert ids_of(worker.submit(PROMPTS[1], options(3))) == alone(engine, PROMPTS[1], 3)
+        cancelled.cancel()
+        assert cancelled.result(30).reason == "cancelled"
+        assert not waiting.done
+        go.set()
+        assert ids_of(waiting) == [token.id for token in engine.generate([*prompt, 8], max_tokens=3)]
+        assert waiting.result().usage.cached == 80
+    store.close()
 
 
 @pytest.mark.parametrize("kind", [Queued, Started, Token, Finish])

@@ -161,6 +161,31 @@ def test_a_step_is_stopped_for_a_newcomer_where_that_loses_less_than_it_saves():
     assert not turns.worth_stopping(4096, 0.0)
 
 
+@pytest.mark.parametrize("name", [PLAIN, HYBRID])
+def test_a_newcomer_stops_a_long_step_once(name, monkeypatch):
+    """A prompt alone is in one large step when somebody comes: it ends with the layer and goes on in turns."""
+    engine = opened(name, **MANY)
+    monkeypatch.setattr(engine, "plan", dataclasses.replace(engine.plan, chunk_tokens=1024))
+    scheduler, run, order, sequence = Scheduler(engine), runtime_forward.forward, [], engine.sequence()
+    long = scheduler.submit(sequence, text(1000), lambda logits: order.append(("long", logits.copy())) or [])
+    coming = [text(30, 1), text(20, 2)]
+
+    def arriving(model, batch, cancel):
+        if coming:
+            tokens = coming.pop(0)
+            scheduler.submit(engine.sequence(), tokens, lambda logits: order.append((len(tokens), logits.copy())) or [])
+        return run(model, batch, cancel)
+
+    monkeypatch.setattr("moeflux.runtime.engine.forward", arriving)
+    assert scheduler.step() == 0
+    assert (len(sequence), len(long.pending)) == (0, 1000)
+    assert scheduler.step() > 30  # with the second one, who stops nobody
+    scheduler.run()
+    assert [who for who, _ in order] == [30, 20, "long"]
+    for (_, logits), tokens in zip(order, (text(30, 1), text(20, 2), text(1000)), strict=True):
+        np.testing.assert_array_equal(logits, fresh_logits(name, tokens))
+
+
 def test_a_short_prompt_does_not_wait_for_a_long_one(steps, monkeypatch):
     engine = opened(PLAIN, **MANY)
     monkeypatch.setattr(engine, "plan", dataclasses.replace(engine.plan, chunk_tokens=40))

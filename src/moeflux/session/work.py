@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Timer
 
 from moeflux.core.errors import DeadlineError, MoefluxError
 from moeflux.runtime.batch import check_tokens
@@ -43,6 +44,7 @@ class Work:
     before: ExpertUse = field(default_factory=ExpertUse)
     told: int = 0  # tokens of the prompt, in the latest progress
     cancelled: bool = False
+    timer: Timer | None = None  # wakes the worker when it is late
 
     @property
     def late(self) -> bool:
@@ -90,6 +92,8 @@ class Work:
         """Tells the last event. Without an error: its writer has ended, or it was cancelled, or it is late."""
         if error is None and self.writer.reason is None and self.late and not self.cancelled:
             error = DeadlineError("the time that the request had is over", where="option 'deadline_s'")
+        if self.timer is not None:
+            self.timer.cancel()
         if error is not None:
             self.handle.tell(Failed(error))
             return

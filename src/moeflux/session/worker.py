@@ -73,6 +73,7 @@ class Worker:
         self._loader = StateLoader(prefixes, self._wake)
         self._waiting: WaitingLine[Work] = WaitingLine(options.max_queue)
         self._loading: dict[Work, Load] = {}
+        self._unwanted: list[Load] = []  # by now, and still being read
         self._running: list[Work] = []
         self._transcripts = Transcripts()
         self._changed = Condition()
@@ -95,9 +96,9 @@ class Worker:
             self._waiting.add(work, options.priority)
             self._changed.notify_all()
         if options.deadline_s is not None:
-            timer = Timer(max(0.0, options.deadline_s), self._stop_late, [work])
-            timer.daemon = True
-            timer.start()
+            work.timer = Timer(max(0.0, options.deadline_s), self._stop_late, [work])
+            work.timer.daemon = True
+            work.timer.start()
         if self._scheduler.n_active < self._most:
             self._scheduler.make_way()
         return handle
@@ -158,11 +159,12 @@ class Worker:
     def _has_work(self) -> bool:
         if self._running or self._closing is not None or any(load.done for load in self._loading.values()):
             return True
-        is_free = len(self._loading) < self._most
-        return any(is_free or work.cancelled or work.late for work in (*self._waiting, *self._loading))
+        may_start = len(self._waiting) > 0 and len(self._loading) < self._most
+        return may_start or any(work.cancelled or work.late for work in (*self._waiting, *self._loading))
 
     def _turn(self) -> None:
         self._drop_late()
+        self._finish_unwanted()
         for work, load in list(self._loading.items()):
             if load.done:
                 self._start_loaded(work, load)
@@ -189,9 +191,14 @@ class Worker:
                 work.end(None)
 
     def _leave(self, work: Work) -> None:
-        """It waits no more, and what was read for it is given back."""
+        """It waits no more. What is being read for it goes to the prefix store when it has come."""
         self._waiting.remove(work)
         if load := self._loading.pop(work, None):
+            self._unwanted.append(load)
+
+    def _finish_unwanted(self, *, all_of_them: bool = False) -> None:
+        for load in [load for load in self._unwanted if load.done or all_of_them]:
+            self._unwanted.remove(load)
             self._loader.finish(load)
 
     def _admit(self) -> None:
@@ -275,6 +282,7 @@ class Worker:
             if work.job is not None:
                 self._scheduler.cancel(work.job)
             self._finish(work, error)
+        self._finish_unwanted(all_of_them=True)
         self._pool.clear()
 
 
