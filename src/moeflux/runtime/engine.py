@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ from moeflux.backends.ops import Ops
 from moeflux.backends.registry import open_backend
 from moeflux.backends.state import BLOCK, LayerState
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import BudgetError, CancelledError, ClosedError, InputError, OptionError
+from moeflux.core.errors import BudgetError, ClosedError, InputError, OptionError
 from moeflux.core.log import log
 from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
@@ -30,13 +29,12 @@ from moeflux.runtime.experts import Experts, Progress
 from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
 from moeflux.runtime.gate import Gate
-from moeflux.runtime.good_state import GoodState
 from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_mark, lossy_notes
 from moeflux.runtime.mflx import import_mflx
 from moeflux.runtime.needs import conversation_bytes
 from moeflux.runtime.plan import Plan
 from moeflux.runtime.planning import plan_engine
-from moeflux.runtime.prefill import OnPrefill, PrefillProgress
+from moeflux.runtime.prefill import OnPrefill, run_prompt
 from moeflux.runtime.ring import Ring
 from moeflux.runtime.saving import Identity, load_snapshot, save_snapshot
 from moeflux.runtime.sequence import Sequence
@@ -188,33 +186,7 @@ class Engine:
         """
         check_tokens(tokens, self.spec.vocab)
         self.check_room(len(sequence) + len(tokens))
-        start, read_before, logits = time.perf_counter(), sequence.use.bytes_read, None
-        good = GoodState(sequence)
-        for at in range(0, len(tokens), self.plan.chunk_tokens):
-            if progress:
-                read = sequence.use.bytes_read - read_before
-                progress(PrefillProgress(at, len(tokens), read, time.perf_counter() - start))
-            if cancel and cancel.is_set:
-                raise CancelledError(f"cancelled after {at} of {len(tokens)} tokens")
-            chunk = tokens[at : at + self.plan.chunk_tokens]
-            is_last = at + len(chunk) == len(tokens)
-            good.keep(prompt=True)
-            try:
-                segment = Segment(sequence, chunk, "last" if is_last else "none", kind="prompt")
-                (logits,) = self.forward(segment, cancel=cancel)
-            except CancelledError:
-                good.go_back()
-                raise CancelledError(f"cancelled after {at} of {len(tokens)} tokens") from None
-            except BaseException:
-                if not sequence.usable:
-                    good.go_back()
-                raise
-        if progress:
-            read = sequence.use.bytes_read - read_before
-            progress(PrefillProgress(len(tokens), len(tokens), read, time.perf_counter() - start))
-        assert logits is not None
-        row: F32 = logits[0]
-        return row
+        return run_prompt(self, sequence, tokens, progress, cancel)
 
     def stats(self) -> StoreStats:
         """What the expert store has done so far."""

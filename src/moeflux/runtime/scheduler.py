@@ -12,88 +12,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from threading import Condition
 
-import numpy as np
-import numpy.typing as npt
-
 from moeflux.core.errors import CancelledError, StateError
-from moeflux.runtime.batch import Kind, Segment, check_tokens
+from moeflux.runtime.batch import check_tokens
 from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.engine import Engine
 from moeflux.runtime.good_state import GoodState
+from moeflux.runtime.job import F32, Job, Ran, Reached, Share, Step, Take
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.turns import Turns
-
-F32 = npt.NDArray[np.float32]
-Take = Callable[[F32], Seq[int]]  # from logits [vocab]: the tokens to run next; none: it is over
-Reached = Callable[[int], object]
-
-
-@dataclass(eq=False)
-class Job:
-    """Tokens for a sequence, then those that `take` asks for, until it asks for none. Made by `Scheduler.submit`.
-
-    `stops`: positions where no chunk goes across and `reached` is called, ascending.
-    """
-
-    sequence: Sequence | None
-    pending: list[int]
-    take: Take
-    good: GoodState | None
-    stops: deque[int] = field(default_factory=deque)
-    reached: Reached | None = None
-    kind: Kind = "prompt"  # until its first logits
-    logits: F32 | None = None  # that `take` has not seen yet
-    arrived: int | None = None  # a stop that `reached` has not been told of yet
-    cancelled: bool = False
-    stopped_once: bool = False  # its chunk made way for somebody; the next one is finished first
-    error: BaseException | None = None
-    done: bool = False
-
-    def count_next(self, most: int) -> int:
-        """Tokens to run next, up to a stop."""
-        assert self.sequence is not None
-        if self.stops:
-            most = min(most, self.stops[0] - len(self.sequence))
-        return min(most, len(self.pending))
-
-
-@dataclass(frozen=True)
-class _Share:
-    """One job's part of a step: its next tokens, and whether logits are wanted after them."""
-
-    job: Job
-    sequence: Sequence
-    good: GoodState
-    n_tokens: int
-
-    def segment(self, start: int = 0, stop: int | None = None) -> Segment:
-        tokens = self.job.pending[start : self.n_tokens if stop is None else stop]
-        is_last = start + len(tokens) == len(self.job.pending)
-        return Segment(self.sequence, tokens, "last" if is_last else "none", kind=self.job.kind)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """The forward that is running."""
-
-    shares: list[_Share]
-    start: float
-
-    @property
-    def kind(self) -> Kind:
-        return self.shares[0].job.kind
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(share.n_tokens for share in self.shares)
-
-
-Ran = tuple[_Share, F32 | None]  # a share that was run, and the logits that it wanted
 
 
 class Scheduler:
@@ -107,7 +37,7 @@ class Scheduler:
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []  # whose turn it is first, first
         self._changed = Condition()  # its lock is re-entrant
-        self._step: _Step | None = None
+        self._step: Step | None = None
         self._stop = CancelFlag()  # ends the running step between two layers
         self.expected = 0  # requests that will be submitted soon: a lone prompt then takes short turns
 
@@ -185,7 +115,7 @@ class Scheduler:
             if not shares:
                 return 0
             self._stop.clear()
-            self._step = step = _Step(shares, time.perf_counter())
+            self._step = step = Step(shares, time.perf_counter())
         try:
             ran = self._run(step)
             self._settle(ran)
@@ -203,7 +133,7 @@ class Scheduler:
         while self.n_active:
             self.step()
 
-    def _gather(self) -> list[_Share]:
+    def _gather(self) -> list[Share]:
         """Those that decode, or prompts in turn, within what one forward has scratch memory for."""
         while self._waiting and len(self._running) < self._most:
             self._running.append(self._waiting.popleft())
@@ -212,19 +142,19 @@ class Scheduler:
         alone = len(self._running) + len(self._waiting) + self.expected == 1
         kind, left = self._turns.next(bool(decoding), bool(prompts), alone=alone)
         jobs = decoding if kind == "decode" else prompts
-        shares: list[_Share] = []
+        shares: list[Share] = []
         for i, job in enumerate(jobs):
             assert job.sequence is not None
             assert job.good is not None
             fair = max(1, left // (len(jobs) - i))  # what one does not need is left to those after it
             if n := job.count_next(min(fair, left)):
-                shares.append(_Share(job, job.sequence, job.good, n))
+                shares.append(Share(job, job.sequence, job.good, n))
                 left -= n
         first = 1 if kind == "prompt" else len(shares)  # to the end of the row
         self._running = [*(prompts if kind == "decode" else decoding), *jobs[first:], *jobs[:first]]
         return shares
 
-    def _run(self, step: _Step) -> list[Ran]:
+    def _run(self, step: Step) -> list[Ran]:
         is_prompt = step.kind == "prompt"
         try:
             for share in step.shares:
@@ -244,7 +174,7 @@ class Scheduler:
             share.job.stopped_once = False
         return [(share, None if rows is None else rows[0]) for share, rows in zip(step.shares, logits, strict=True)]
 
-    def _run_apart(self, shares: list[_Share], error: Exception) -> list[Ran]:
+    def _run_apart(self, shares: list[Share], error: Exception) -> list[Ran]:
         """After a failure: each by itself, so that it ends only those whose own tokens fail."""
         again = self._take_back(shares)
         if len(again) == 1:
@@ -265,14 +195,14 @@ class Scheduler:
                 raise
         return ran
 
-    def _run_alone(self, share: _Share) -> F32 | None:
+    def _run_alone(self, share: Share) -> F32 | None:
         rows: F32 | None = None
         for start in range(0, share.n_tokens, self._engine.plan.chunk_tokens):
             stop = min(share.n_tokens, start + self._engine.plan.chunk_tokens)
             (rows,) = self._engine.forward(share.segment(start, stop))
         return None if rows is None else rows[0]
 
-    def _take_back(self, shares: list[_Share]) -> list[_Share]:
+    def _take_back(self, shares: list[Share]) -> list[Share]:
         """As if the step had not been. Where a sequence had to go further back, its share has those tokens again."""
         again = []
         for share in shares:

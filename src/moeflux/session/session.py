@@ -17,8 +17,9 @@ from moeflux.core.errors import BudgetError, CancelledError
 from moeflux.runtime.batch import Segment, check_tokens
 from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.engine import Engine
+from moeflux.runtime.job import Job, Take
 from moeflux.runtime.prefill import OnPrefill
-from moeflux.runtime.scheduler import Job, Scheduler, Take
+from moeflux.runtime.scheduler import Scheduler
 from moeflux.runtime.snapshot import common_length
 from moeflux.session.prefixes import PrefixStore
 

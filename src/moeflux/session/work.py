@@ -9,8 +9,8 @@ from threading import Timer
 
 from moeflux.core.errors import DeadlineError, MoefluxError
 from moeflux.runtime.batch import check_tokens
+from moeflux.runtime.job import F32, Job
 from moeflux.runtime.prefill import PrefillProgress
-from moeflux.runtime.scheduler import F32, Job
 from moeflux.session.events import Failed, Started, Token
 from moeflux.session.generate import Clock, finished
 from moeflux.session.handle import Handle, RequestOptions
