@@ -169,6 +169,22 @@ def test_grammars_with_forced_tokens(engine, worker):
     assert handle.result().reason == "complete"
 
 
+def test_an_answer_that_is_forced_whole_needs_no_step(engine, worker):
+    def broken(event):
+        if isinstance(event, Token):
+            raise ValueError("my own fault")
+
+    before, wanted = engine.stats().asked, options(99, grammar=Grammar.regex("one way only"))
+    other = worker.submit(PROMPTS[1], options(3))
+    handle, failed = worker.submit(PROMPTS[0], wanted), worker.submit(PROMPTS[0], wanted, broken)
+    assert "".join(token.text for token in handle.tokens()) == "one way only"
+    assert (handle.result().reason, handle.result().store.asked) == ("complete", 0)
+    with pytest.raises(InternalError, match="my own fault"):
+        failed.result(30)
+    assert ids_of(other) == alone(engine, PROMPTS[1], 3)
+    assert engine.stats().asked > before
+
+
 def test_a_full_line_and_places_in_it(engine, monkeypatch):
     held = Held(monkeypatch)
     with Worker(engine, engine.text, options=WorkerOptions(parallel=1, max_queue=2)) as worker:

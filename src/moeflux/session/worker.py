@@ -88,6 +88,9 @@ class Worker:
         """A text, token ids or a conversation. Raises the caller's mistakes, and OverloadError where too many wait."""
         work = prepare_work(self._text, self._engine.plan.context, prompt, options, self._transcripts)
         work.handle = handle = Handle(lambda: self._cancel(work), lambda: self._waiting.place(work), listen)
+        if options.deadline_s is not None:
+            work.timer = Timer(max(0.0, options.deadline_s), self._stop_late, [work])
+            work.timer.daemon = True
         with self._changed:
             if self._closing is not None:
                 raise ClosedError("the worker is closed")
@@ -95,9 +98,7 @@ class Worker:
             handle.tell(Queued(self._waiting.place_for(options.priority)))
             self._waiting.add(work, options.priority)
             self._changed.notify_all()
-        if options.deadline_s is not None:
-            work.timer = Timer(max(0.0, options.deadline_s), self._stop_late, [work])
-            work.timer.daemon = True
+        if work.timer is not None:
             work.timer.start()
         if self._scheduler.n_active < self._most:
             self._scheduler.make_way()
@@ -157,7 +158,8 @@ class Worker:
         self._end_all(ClosedError("the worker was closed"))
 
     def _has_work(self) -> bool:
-        if self._running or self._closing is not None or any(load.done for load in self._loading.values()):
+        loads = (*self._loading.values(), *self._unwanted)
+        if self._running or self._closing is not None or any(load.done for load in loads):
             return True
         may_start = len(self._waiting) > 0 and len(self._loading) < self._most
         return may_start or any(work.cancelled or work.late for work in (*self._waiting, *self._loading))
@@ -208,13 +210,21 @@ class Worker:
                 return
             if work.writer.reason is not None:  # a constraint left nothing to say
                 self._leave(work)
-                work.tell_forced()
-                work.end(None)
+                self._end_forced(work)
             elif load := self._loader.begin(work.run, self._pool.known(work.run)):
                 self._waiting.remove(work)
                 self._loading[work] = load
             elif not self._start(work, None):
                 return
+
+    def _end_forced(self, work: Work) -> None:
+        """All of its answer was forced, so nothing is run for it."""
+        error: MoefluxError | None = None
+        try:
+            work.tell_forced()
+        except Exception as raised:
+            error = _typed(raised)
+        work.end(error)
 
     def _start_loaded(self, work: Work, load: Load) -> None:
         if self._pool.has_room(work.context):
