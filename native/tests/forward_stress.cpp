@@ -109,10 +109,13 @@ public:
         const int64_t tokens = int64_t(x.size()) / kHidden;
         std::vector<Span> spans;
         std::vector<Step> steps;
-        for (size_t i = 0; i < kLayers; ++i) spans.push_back({0, tokens, length_, &tables_[2 * i], &tables_[2 * i + 1]});
+        for (size_t i = 0; i < kLayers; ++i) {
+            spans.push_back({0, tokens, length_, &tables_[2 * i], &tables_[2 * i + 1]});
+            spans.back().decodes = tokens == 1;
+        }
         for (size_t i = 0; i < kLayers; ++i) steps.push_back({&model_.layers[i], Spans(&spans[i], 1)});
         Listener listener(cancel);
-        const Stream::Run run(stream, steps, tokens, listener);
+        const Stream::Run run(stream, steps, listener);
         if (run_layers(stream.machine(), steps, x.data(), tokens, stream) >= 0) fail("scores are not finite");
         length_ += tokens;
         return {x.end() - kHidden, x.end()};
