@@ -1,4 +1,4 @@
-"""A layer of the trunk as one native object, so that decoding costs two calls per layer instead of a dozen.
+"""A layer of the trunk as one native object, so that all layers of a step are one call instead of a dozen each.
 
 Streaming weights empties the caches, so each Python call in between costs several times what it does when measured alone.
 """
