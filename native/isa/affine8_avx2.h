@@ -1,5 +1,5 @@
-// Affine 8-bit, groups of 64, bf16 scales, on AVX2: eight rows at a time, from records in natural order. Two products of 8-bit
-// codes do not fit 16 bits, so codes and activations are widened first (AVX-VNNI needs no widening).
+// Affine 8-bit, groups of 64, bf16 scales, on AVX2: as the 4-bit kernel for few tokens (affine4_avx2.h,
+// whose folds it uses), from records in natural order. Two products of 8-bit do not fit 16 bits, so codes and activations are widened first (AVX-VNNI needs no widening).
 #pragma once
 
 namespace {
@@ -20,35 +20,39 @@ MF_INLINE __m256i dot_group(const uint8_t* codes, const int8_t* x) {
     return sum;
 }
 
-// Eight rows and one token.
-MF_INLINE void stream8_bytes(const Matrix& m, const uint8_t* record, float* y, int64_t row) {
-    const int64_t groups = m.cols / 64;
+// Sixteen rows and one token.
+MF_INLINE void stream16_bytes(const Matrix& m, const uint8_t* record, float* y, int64_t row) {
+    const int groups = int(m.cols / 64);
     const size_t stride = size_t(m.cols);
     const uint8_t* codes = m.weight + size_t(row) * stride;
-    const uint16_t *scales = (const uint16_t*)m.scales + row * groups, *biases = (const uint16_t*)m.biases + row * groups;
     const float* xs = (const float*)(record + (stride + 63) / 64 * 64);
-    __m256 acc = _mm256_setzero_ps();
-    for (int64_t g = 0; g < groups; ++g) {
-        __m256i v[8];
+    alignas(32) float s[kMaxGroups * 16], b[kMaxGroups * 16];
+    transpose_scales((const uint16_t*)m.scales + row * groups, groups, s, 16, [] {});
+    transpose_scales((const uint16_t*)m.biases + row * groups, groups, b, 16, [] {});
+#pragma GCC unroll 1
+    for (int eight = 0; eight < 16; eight += 8) {
+        __m256 acc = _mm256_setzero_ps();
+        for (int g = 0; g < groups; ++g) {
+            const int8_t* x = (const int8_t*)record + size_t(g) * 64;
+            __m256i v[8];
 #pragma GCC unroll 8
-        for (int r = 0; r < 8; ++r) {
-            const uint8_t* c = codes + size_t(r) * stride + g * 64;
-            _mm_prefetch((const char*)(c + 512), _MM_HINT_T0);
-            v[r] = dot_group(c, (const int8_t*)record + g * 64);
+            for (int r = 0; r < 8; ++r) {
+                const uint8_t* c = codes + size_t(eight + r) * stride + size_t(g) * 64;
+                _mm_prefetch((const char*)(c + 256), _MM_HINT_T0);
+                v[r] = dot_group(c, x);
+            }
+            const __m256i d = fold8(fold4(v[0], v[1], v[2], v[3]), fold4(v[4], v[5], v[6], v[7]));
+            acc = step(acc, d, _mm256_load_ps(s + g * 16 + eight), _mm256_load_ps(b + g * 16 + eight), xs[g], xs[groups + g]);
         }
-        alignas(32) uint16_t s[8], b[8];
-        for (int r = 0; r < 8; ++r) s[r] = scales[r * groups + g], b[r] = biases[r * groups + g];
-        acc = step(acc, fold8(fold4(v[0], v[1], v[2], v[3]), fold4(v[4], v[5], v[6], v[7])), bf16_half(s), bf16_half(b), xs[g],
-                   xs[groups + g]);
+        _mm256_storeu_ps(y + row + eight, acc);
     }
-    _mm256_storeu_ps(y + row, acc);
 }
 
 void rows_bytes(const Matrix& m, const uint8_t* const* records, int64_t tokens, float* const* y, int64_t first, int64_t last,
                 uint8_t* work) {
-    const int64_t whole = first + (last - first) / 8 * 8;
-    for (int64_t r = first; r < whole; r += 8)
-        for (int64_t t = 0; t < tokens; ++t) stream8_bytes(m, records[t], y[t], r);
+    const int64_t whole = first + (last - first) / 16 * 16;
+    for (int64_t r = first; r < whole; r += 16)
+        for (int64_t t = 0; t < tokens; ++t) stream16_bytes(m, records[t], y[t], r);
     if (whole < last) rows_natural(m, records, tokens, y, whole, last, work);
 }
 
