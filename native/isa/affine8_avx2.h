@@ -1,5 +1,6 @@
-// Affine 8-bit, groups of 64, bf16 scales, on AVX2: as the 4-bit kernel for few tokens (affine4_avx2.h,
-// whose folds it uses), from records in natural order. Two products of 8-bit do not fit 16 bits, so codes and activations are widened first (AVX-VNNI needs no widening).
+// Affine 8-bit, groups of 64, bf16 scales, on AVX2: as the 4-bit kernel for few tokens (affine4_avx2.h, whose folds it uses),
+// from records in natural order. Two products of 8-bit codes do not fit 16 bits, so codes and activations are widened first;
+// AVX-VNNI needs no widening.
 #pragma once
 
 namespace {
