@@ -21,12 +21,13 @@ Listen = Callable[[Event], object]  # called by the worker's thread, so it must 
 class RequestOptions:
     """How to answer. `sampling`: changes to the checkpoint's own way (temperature, top_k, seed, …)."""
 
-    max_tokens: int | None = None  # None: until the context is full
+    max_tokens: int | None = None  # None: until the context is full; 0: the prompt is run and kept, and nothing is said
     stop: str | Sequence[str] = ()
     grammar: Grammar | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     breakpoints: tuple[int, ...] = ()  # positions of the prompt where the caller wants to start again
     priority: int = 0  # higher comes first
+    client: str = ""  # of one priority, clients take turns: who asks often does not keep others waiting
     deadline_s: float | None = None  # from now; what is not done then ends with a DeadlineError
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from moeflux.core.errors import InputError
 from moeflux.runtime.snapshot import common_length
+from moeflux.text.calls import AUTO, ToolChoice
 from moeflux.text.chat import ChatFormat, Prompt, Tools
 from moeflux.text.regions import Splitter
 
@@ -25,6 +26,7 @@ class Conversation:
     messages: Messages
     tools: Tools | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # enable_thinking, …
+    choice: ToolChoice = AUTO
 
     @classmethod
     def of(cls, messages: Messages, tools: Tools | None = None, thinking: bool | None = None) -> Conversation:

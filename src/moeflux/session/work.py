@@ -120,3 +120,9 @@ def prepare_work(text: ModelText, context: int, prompt: AnyPrompt, options: Requ
     deadline = None if options.deadline_s is None else time.monotonic() + options.deadline_s
     marks, turn = Marks(tuple(options.breakpoints), (said,)), writer.begin()
     return Work(writer, marks, most, marked, deadline, turn.run, turn.events, clock)
+
+
+def encode_prompt(text: ModelText, prompt: AnyPrompt, past: Transcripts) -> list[int]:
+    if isinstance(prompt, Conversation):
+        return prepare(text.chat, prompt, past).ids
+    return text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

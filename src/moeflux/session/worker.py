@@ -26,7 +26,7 @@ from moeflux.session.pool import SessionPool
 from moeflux.session.prefixes import PrefixStore
 from moeflux.session.prompt import Transcripts
 from moeflux.session.waiting import WaitingLine
-from moeflux.session.work import AnyPrompt, Work, prepare_work
+from moeflux.session.work import AnyPrompt, Work, encode_prompt, prepare_work
 from moeflux.store.stats import ExpertUse
 
 MAX_QUEUE = 64
@@ -95,14 +95,18 @@ class Worker:
             if self._closing is not None:
                 raise ClosedError("the worker is closed")
             self._waiting.check_room()
-            handle.tell(Queued(self._waiting.place_for(options.priority)))
-            self._waiting.add(work, options.priority)
+            handle.tell(Queued(self._waiting.place_for(options.priority, options.client)))
+            self._waiting.add(work, options.priority, options.client)
             self._changed.notify_all()
         if work.timer is not None:
             work.timer.start()
         if self._scheduler.n_active < self._most:
             self._scheduler.make_way()
         return handle
+
+    def encode(self, prompt: AnyPrompt) -> list[int]:
+        """The tokens that `submit` would run."""
+        return encode_prompt(self._text, prompt, self._transcripts)
 
     @property
     def status(self) -> WorkerStatus:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from moeflux.core.errors import InputError, StateError
+from moeflux.core.errors import ContextError, InputError, StateError
 from moeflux.sampling.choose import F32
 from moeflux.sampling.constraint import Grammar
 from moeflux.sampling.params import SamplingParams
@@ -22,7 +22,7 @@ from moeflux.text.stream import TextStream
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. `max_tokens` None: until the context is full."""
+    """What to generate. `max_tokens` None: until the context is full; 0: the prompt is run, and nothing is said."""
 
     ids: Sequence[int]
     sampling: SamplingParams
@@ -99,6 +99,9 @@ class Writer:
         """Logits [vocab] after the last token that was to be run."""
         if self.reason is not None:
             raise StateError(f"the generation has ended already ({self.reason})")
+        if self._request.max_tokens == 0:
+            self.reason = "length"
+            return Turn((), ())
         allowed = self._constraint.allowed() if self._constraint and self._active else None
         choice = self._sampler.sample(logits, allowed)
         tally = _Tally()
@@ -135,7 +138,7 @@ class Writer:
 
     def _force(self, tally: _Tally) -> None:
         """Tokens that need no step, as many as there is room for."""
-        if self.reason is not None or self._constraint is None or not self._active:
+        if self.reason is not None or self._constraint is None or not self._active or self._request.max_tokens == 0:
             return
         tokens = self._constraint.forced()[: max(0, self._context - self.n_tokens)]
         self._sampler.note(tokens)
@@ -158,7 +161,7 @@ class Writer:
         if self.reason:
             parts += self.rest()
         tally.run.append(choice.token)
-        tally.events.append(Token(choice.token, parts, choice.logprob, choice.top, forced))
+        tally.events.append(Token(choice.token, parts, choice.logprob, choice.top, forced, reasoning))
 
     def _why_over(self) -> Reason | None:
         if self.stop_sequence is not None:
@@ -172,11 +175,7 @@ class Writer:
 
 def _check(request: Request, context: int) -> None:
     n = request.max_tokens
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-        raise InputError(f"max_tokens is {n!r}, not a positive whole number", where="option 'max_tokens'")
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+        raise InputError(f"max_tokens is {n!r}, not a whole number from 0 on", where="option 'max_tokens'")
     if len(request.ids) > context:
-        raise InputError(
-            f"a prompt of {len(request.ids)} tokens, but the memory of this engine is planned for {context}",
-            where="option 'context'",
-            hint=f"load the model with context={len(request.ids)} or more",
-        )
+        raise ContextError(len(request.ids), context)
