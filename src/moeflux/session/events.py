@@ -22,6 +22,7 @@ class Token:
     logprob: float | None = None  # where asked for: of the model's own distribution
     top: tuple[tuple[int, float], ...] = ()  # the most likely tokens with theirs
     forced: bool = False  # the constraint left no choice, so it cost no step
+    reasoning: bool = False  # part of the thoughts, the marker that ends them included
 
     @property
     def text(self) -> str:

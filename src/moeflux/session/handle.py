@@ -21,7 +21,7 @@ Listen = Callable[[Event], object]  # called by the worker's thread, so it must 
 class RequestOptions:
     """How to answer. `sampling`: changes to the checkpoint's own way (temperature, top_k, seed, …)."""
 
-    max_tokens: int | None = None  # None: until the context is full; 0: the prompt is run and kept, nothing is written
+    max_tokens: int | None = None  # None: until the context is full; 0: the prompt is run and kept, and nothing is said
     stop: str | Sequence[str] = ()
     grammar: Grammar | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -29,6 +29,7 @@ class RequestOptions:
     keep_s: float = 0.0  # how long the state of the prompt is to be kept at least
     reasoning_budget: int | None = None  # tokens; a thought that is longer is ended
     priority: int = 0  # higher comes first
+    client: str = ""  # of one priority, clients take turns: who asks often does not keep others waiting
     deadline_s: float | None = None  # from now; what is not done then ends with a DeadlineError
 
     def __post_init__(self) -> None:

@@ -149,3 +149,9 @@ def _wanted(text: ModelText, prompt: AnyPrompt, options: RequestOptions, past: T
     rules = rules_for(text, prompt, options)
     banned = chat.call_openers if prompt.choice.mode == "none" and prompt.callable else ()
     return _Wanted(prepared.ids, marks, rules, prepared.marked, prepared.splitter, banned)
+
+
+def encode_prompt(text: ModelText, prompt: AnyPrompt, past: Transcripts) -> list[int]:
+    if isinstance(prompt, Conversation):
+        return prepare(text.chat, prompt, past).ids
+    return text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

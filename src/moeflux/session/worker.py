@@ -24,10 +24,9 @@ from moeflux.session.loading import Load, StateLoader
 from moeflux.session.model_text import ModelText
 from moeflux.session.pool import SessionPool
 from moeflux.session.prefixes import PrefixStore
-from moeflux.session.prompt import Conversation, prepare
 from moeflux.session.transcripts import Transcripts
 from moeflux.session.waiting import WaitingLine
-from moeflux.session.work import AnyPrompt, Work, prepare_work
+from moeflux.session.work import AnyPrompt, Work, encode_prompt, prepare_work
 from moeflux.store.stats import ExpertUse
 
 MAX_QUEUE = 64
@@ -99,8 +98,8 @@ class Worker:
             if self._closing is not None:
                 raise ClosedError("the worker is closed")
             self._waiting.check_room()
-            handle.tell(Queued(self._waiting.place_for(options.priority)))
-            self._waiting.add(work, options.priority)
+            handle.tell(Queued(self._waiting.place_for(options.priority, options.client)))
+            self._waiting.add(work, options.priority, options.client)
             self._changed.notify_all()
         if work.timer is not None:
             work.timer.start()
@@ -108,9 +107,9 @@ class Worker:
             self._scheduler.make_way()
         return handle
 
-    def count(self, prompt: Conversation) -> int:
-        """Tokens of its prompt, as `submit` would run them."""
-        return len(prepare(self._text.chat, prompt, self._transcripts).ids)
+    def encode(self, prompt: AnyPrompt) -> list[int]:
+        """The tokens that `submit` would run."""
+        return encode_prompt(self._text, prompt, self._transcripts)
 
     @property
     def status(self) -> WorkerStatus:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from moeflux.core.errors import InputError, StateError
+from moeflux.core.errors import ContextError, InputError, StateError
 from moeflux.sampling.choose import F32
 from moeflux.sampling.constraint import Grammar
 from moeflux.sampling.params import SamplingParams
@@ -24,7 +24,7 @@ from moeflux.text.tools import CallEnd
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. `max_tokens` None: until the context is full; 0: nothing, but the prompt is run."""
+    """What to generate. `max_tokens` None: until the context is full; 0: the prompt is run, and nothing is said."""
 
     ids: Sequence[int]
     sampling: SamplingParams
@@ -162,7 +162,7 @@ class Writer:
         if self.reason:
             parts += self.rest()
         tally.run.append(choice.token)
-        tally.events.append(Token(choice.token, parts, choice.logprob, choice.top, forced))
+        tally.events.append(Token(choice.token, parts, choice.logprob, choice.top, forced, reasoning))
 
     def _why_over(self, parts: tuple[Part, ...]) -> Reason | None:
         if self.stop_sequence is not None:
@@ -177,10 +177,6 @@ class Writer:
 def _check(request: Request, context: int) -> None:
     n = request.max_tokens
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
-        raise InputError(f"max_tokens is {n!r}, not a whole number", where="option 'max_tokens'")
+        raise InputError(f"max_tokens is {n!r}, not a whole number from 0 on", where="option 'max_tokens'")
     if len(request.ids) > context:
-        raise InputError(
-            f"a prompt of {len(request.ids)} tokens, but the memory of this engine is planned for {context}",
-            where="option 'context'",
-            hint=f"load the model with context={len(request.ids)} or more",
-        )
+        raise ContextError(len(request.ids), context)
