@@ -9,10 +9,12 @@ from starlette.exceptions import HTTPException
 
 from moeflux.core.errors import MoefluxError
 from moeflux.core.log import log
+from moeflux.serve.anthropic.routes import anthropic_routes
 from moeflux.serve.errors import Kind, Problem, Refused, body_of, headers_of, problem_of, status_of
 from moeflux.serve.guard import Guard
 from moeflux.serve.openai.routes import openai_routes
 from moeflux.serve.operations import operation_routes
+from moeflux.serve.responses.routes import responses_routes
 from moeflux.serve.service import Service
 from moeflux.serve.sse import id_of
 
@@ -21,7 +23,8 @@ _KINDS: dict[int, Kind] = {401: "key", 403: "forbidden", 404: "unknown", 405: "m
 
 def make_app(service: Service, version: str) -> Guard:
     api = FastAPI(title="moeflux", version=version, docs_url=None, redoc_url=None)
-    for router in (operation_routes(service, version), openai_routes(service)):
+    dialects = (openai_routes, anthropic_routes, responses_routes)
+    for router in (operation_routes(service, version), *(routes(service) for routes in dialects)):
         api.include_router(router)
     _answer_errors(api, service)
     return Guard(api, service.settings)

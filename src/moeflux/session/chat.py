@@ -188,9 +188,7 @@ class Chat:
         self.reset()
         self.system, self.messages = system, list(messages or ())
 
-    def _answered(
-        self, message: dict[str, Any], prompt: PreparedPrompt, ids: list[int], calls: Sequence[ToolCall]
-    ) -> None:
+    def _answered(self, message: dict[str, Any], prompt: PreparedPrompt, ids: list[int], calls: Sequence[ToolCall]) -> None:
         self.messages.append(message)
         self._transcripts.remember(prompt.marked + self._format.rendered(ids), [*prompt.ids, *ids])
         self._transcripts.remember_calls(calls)

@@ -56,7 +56,9 @@ class Transcripts:
 
     def restore(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages as `read_messages` gives them, with calls as they were written."""
-        return [{**m, "tool_calls": [self._restored(c) for c in m["tool_calls"]]} if "tool_calls" in m else m for m in messages]
+        return [
+            {**m, "tool_calls": [self._restored(c) for c in m["tool_calls"]]} if "tool_calls" in m else m for m in messages
+        ]
 
     def _restored(self, call: dict[str, Any]) -> dict[str, Any]:
         function: dict[str, Any] = call["function"]
