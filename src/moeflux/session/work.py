@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Timer
 
-from moeflux.core.errors import DeadlineError, MoefluxError
+from moeflux.core.errors import DeadlineError, MoefluxError, OptionError
 from moeflux.runtime.batch import check_tokens
 from moeflux.runtime.job import F32, Job
 from moeflux.runtime.prefill import PrefillProgress
@@ -16,6 +16,7 @@ from moeflux.session.generate import Clock, finished
 from moeflux.session.handle import Handle, RequestOptions
 from moeflux.session.model_text import ModelText
 from moeflux.session.prompt import Conversation, Transcripts, prepare
+from moeflux.session.scoring import PromptScores
 from moeflux.session.session import Marks, Session
 from moeflux.session.writer import Request, Writer
 from moeflux.store.stats import ExpertUse
@@ -37,6 +38,7 @@ class Work:
     run: tuple[int, ...]
     forced: tuple[Token, ...]
     clock: Clock
+    scores: PromptScores | None = None  # where the prompt's own tokens are wanted
     handle: Handle = field(init=False)
     ids: list[int] = field(default_factory=list)  # of the answer
     session: Session | None = None
@@ -68,6 +70,8 @@ class Work:
 
     def take(self, logits: F32) -> tuple[int, ...]:
         """Of the scheduler: the tokens to run next."""
+        if self.scores is not None and not self.clock.prefilled:
+            self.handle.tell(self.scores.scored)
         self.clock.prefill()
         turn = self.writer.take(logits)
         self._tell_tokens(turn.events)
@@ -114,12 +118,15 @@ def prepare_work(text: ModelText, context: int, prompt: AnyPrompt, options: Requ
         ids = text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         said = len(ids)
     check_tokens(ids, text.vocab)
+    if options.score is not None and options.grammar is not None:
+        raise OptionError("a prompt is scored without a constraint on its answer", where="option 'score'")
+    scores = None if options.score is None else PromptScores(ids, options.score, text.n_ids)
     params, stops = text.sampling(**options.sampling), read_stops(options.stop)
     writer = Writer(text, Request(ids, params, options.max_tokens, stops, options.grammar, splitter), context)
     most = context if options.max_tokens is None else min(context, len(ids) + options.max_tokens)
     deadline = None if options.deadline_s is None else time.monotonic() + options.deadline_s
     marks, turn = Marks(tuple(options.breakpoints), (said,)), writer.begin()
-    return Work(writer, marks, most, marked, deadline, turn.run, turn.events, clock)
+    return Work(writer, marks, most, marked, deadline, turn.run, turn.events, clock, scores)
 
 
 def encode_prompt(text: ModelText, prompt: AnyPrompt, past: Transcripts) -> list[int]:
