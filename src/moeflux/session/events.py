@@ -10,7 +10,7 @@ from moeflux.runtime.prefill import PrefillProgress
 from moeflux.store.stats import ExpertUse
 from moeflux.text.regions import Part, Text
 
-Reason = Literal["end", "length", "stop_sequence", "complete", "cancelled"]
+Reason = Literal["end", "length", "context", "stop_sequence", "complete", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Usage:
     completion: int  # generated tokens, an ending one not counted,
     reasoning: int  # of them, those inside reasoning,
     forced: int  # and those that a constraint forced
+    kept: int = 0  # tokens of the prompt that were run and whose state is kept: they can be read next time
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Finish:
-    """`end`: the model ended. `length`: max_tokens or context. `complete`: the constraint left nothing to say."""
+    """`end`: the model ended. `length`: max_tokens. `context`: it is full. `complete`: the rules left nothing to say."""
 
     reason: Reason
     usage: Usage

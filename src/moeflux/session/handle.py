@@ -27,13 +27,18 @@ class RequestOptions:
     grammar: Grammar | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     breakpoints: tuple[int, ...] = ()  # positions of the prompt where the caller wants to start again
+    keep_s: float = 0.0  # how long the state of the prompt is to be kept at least
+    reasoning_budget: int | None = None  # tokens; a thought that is longer is ended
     score: int | None = None  # the prompt's own tokens too, with so many alternatives: all of it is run, and nothing kept
     priority: int = 0  # higher comes first
     client: str = ""  # of one priority, clients take turns: who asks often does not keep others waiting
     deadline_s: float | None = None  # from now; what is not done then ends with a DeadlineError
 
     def __post_init__(self) -> None:
-        for name in ("priority", "deadline_s"):
+        n = self.reasoning_budget
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+            raise OptionError(f"{n!r} is not a number of tokens", where="option 'reasoning_budget'")
+        for name in ("priority", "deadline_s", "keep_s"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value != value):
                 raise OptionError(f"{value!r} is not a number", where=f"option {name!r}")

@@ -11,17 +11,22 @@ from moeflux.core.errors import DeadlineError, MoefluxError, OptionError
 from moeflux.runtime.batch import check_tokens
 from moeflux.runtime.job import F32, Job
 from moeflux.runtime.prefill import PrefillProgress
+from moeflux.sampling.params import MOST_BIAS
 from moeflux.session.events import Failed, Started, Token
 from moeflux.session.generate import Clock, finished
 from moeflux.session.handle import Handle, RequestOptions
 from moeflux.session.model_text import ModelText
-from moeflux.session.prompt import Conversation, Transcripts, prepare
+from moeflux.session.prompt import Conversation, prepare
+from moeflux.session.rules import RuleSet
 from moeflux.session.scoring import PromptScores
 from moeflux.session.session import Marks, Session
+from moeflux.session.tool_rules import rules_for
+from moeflux.session.transcripts import Transcripts
 from moeflux.session.writer import Request, Writer
 from moeflux.store.stats import ExpertUse
 from moeflux.text.regions import Splitter
 from moeflux.text.stops import read_stops
+from moeflux.text.tools import CallEnd, ToolCall
 
 AnyPrompt = str | Sequence[int] | Conversation
 
@@ -44,6 +49,7 @@ class Work:
     session: Session | None = None
     job: Job | None = None
     before: ExpertUse = field(default_factory=ExpertUse)
+    calls: list[ToolCall] = field(default_factory=list)  # that the answer made
     told: int = 0  # tokens of the prompt, in the latest progress
     cancelled: bool = False
     timer: Timer | None = None  # wakes the worker when it is late
@@ -80,6 +86,7 @@ class Work:
     def _tell_tokens(self, tokens: tuple[Token, ...]) -> None:
         for token in tokens:
             self.ids.append(token.id)
+            self.calls += [part.call for part in token.parts if isinstance(part, CallEnd)]
             self.clock.token()
             self.handle.tell(token)
 
@@ -102,6 +109,8 @@ class Work:
             self.handle.tell(Failed(error))
             return
         self.writer.cancel()
+        if self.session is not None:
+            self.writer.kept(self.session.use.created)
         self.handle.tell(finished(self.writer, self.clock, self.use))
 
 
@@ -109,24 +118,44 @@ def prepare_work(text: ModelText, context: int, prompt: AnyPrompt, options: Requ
     """All that needs no engine: rendering, encoding, compiling. Raises what is the caller's mistake."""
     clock = Clock()
     clock.start()
-    marked: str | None = None
-    splitter: Splitter | None = None
-    if isinstance(prompt, Conversation):
-        prepared = prepare(text.chat, prompt, past)
-        ids, said, marked, splitter = prepared.ids, prepared.said, prepared.marked, prepared.splitter
-    else:
-        ids = text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        said = len(ids)
+    wanted = _wanted(text, prompt, options, past)
+    ids = wanted.ids
     check_tokens(ids, text.vocab)
-    if options.score is not None and options.grammar is not None:
-        raise OptionError("a prompt is scored without a constraint on its answer", where="option 'score'")
     scores = None if options.score is None else PromptScores(ids, options.score, text.n_ids)
-    params, stops = text.sampling(**options.sampling), read_stops(options.stop)
-    writer = Writer(text, Request(ids, params, options.max_tokens, stops, options.grammar, splitter), context)
+    sampling = dict(options.sampling)
+    if wanted.banned:
+        sampling["logit_bias"] = {**sampling.get("logit_bias", {}), **dict.fromkeys(wanted.banned, -MOST_BIAS)}
+    params, stops = text.sampling(**sampling), read_stops(options.stop)
+    request = Request(ids, params, options.max_tokens, stops, rules=wanted.rules, splitter=wanted.splitter)
+    writer = Writer(text, request, context)
     most = context if options.max_tokens is None else min(context, len(ids) + options.max_tokens)
     deadline = None if options.deadline_s is None else time.monotonic() + options.deadline_s
-    marks, turn = Marks(tuple(options.breakpoints), (said,)), writer.begin()
-    return Work(writer, marks, most, marked, deadline, turn.run, turn.events, clock, scores)
+    turn = writer.begin()
+    return Work(writer, wanted.marks, most, wanted.marked, deadline, turn.run, turn.events, clock, scores)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    ids: list[int]
+    marks: Marks
+    rules: RuleSet
+    marked: str | None = None
+    splitter: Splitter | None = None
+    banned: tuple[int, ...] = ()
+
+
+def _wanted(text: ModelText, prompt: AnyPrompt, options: RequestOptions, past: Transcripts) -> _Wanted:
+    breakpoints = dict.fromkeys(options.breakpoints, options.keep_s)
+    if options.score is not None and (options.grammar is not None or isinstance(prompt, Conversation)):
+        raise OptionError("a text is scored, without a constraint on its answer", where="option 'score'")
+    if not isinstance(prompt, Conversation):
+        ids = text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return _Wanted(ids, Marks(breakpoints, (len(ids),), options.keep_s), RuleSet(options.grammar))
+    chat, prepared = text.chat, prepare(text.chat, prompt, past)
+    marks = Marks({**prepared.breakpoints, **breakpoints}, (*prepared.boundaries, prepared.said), options.keep_s)
+    rules = rules_for(text, prompt, options)
+    banned = chat.call_openers if prompt.choice.mode == "none" and prompt.callable else ()
+    return _Wanted(prepared.ids, marks, rules, prepared.marked, prepared.splitter, banned)
 
 
 def encode_prompt(text: ModelText, prompt: AnyPrompt, past: Transcripts) -> list[int]:

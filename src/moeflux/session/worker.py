@@ -24,7 +24,7 @@ from moeflux.session.loading import Load, StateLoader
 from moeflux.session.model_text import ModelText
 from moeflux.session.pool import SessionPool
 from moeflux.session.prefixes import PrefixStore
-from moeflux.session.prompt import Transcripts
+from moeflux.session.transcripts import Transcripts
 from moeflux.session.waiting import WaitingLine
 from moeflux.session.work import AnyPrompt, Work, encode_prompt, prepare_work
 from moeflux.store.stats import ExpertUse
@@ -76,6 +76,9 @@ class Worker:
         self._unwanted: list[Load] = []  # by now, and still being read
         self._running: list[Work] = []
         self._transcripts = Transcripts()
+        if prefixes is not None and text.has_chat:
+            for tokens in prefixes.texts:  # what was said before a restart keeps its tokens
+                self._transcripts.remember(text.chat.rendered(tokens), tokens)
         self._changed = Condition()
         self._closing: float | None = None  # until when those that run may finish
         self._use = ExpertUse()
@@ -287,8 +290,9 @@ class Worker:
         if error is None and job is not None and job.error is not None and not job.cancelled:
             error = _typed(job.error)
         if work.marked is not None and error is None and work.ids:
-            answer = self._text.tokenizer.decode(work.ids)
+            answer = self._text.chat.rendered(work.ids)
             self._transcripts.remember(work.marked + answer, [*work.run[: work.writer.usage.prompt], *work.ids])
+            self._transcripts.remember_calls(work.calls)
         if error is None and self._closing is not None and not work.cancelled and work.writer.reason is None:
             error = ClosedError("the worker was closed")
         work.end(error)
