@@ -60,11 +60,11 @@ def test_status_says_what_runs(server):
     assert status["state"] == "ready"
     assert status["requests"] == []
     assert status["plan"]["context"] == 4096
-    with server.client() as client, client.stream(
-        "POST", "/v1/chat/completions", json={"model": "m", "messages": STORY, "max_tokens": 1000, "stream": True},
-        headers={"x-request-id": "seen-1"},
-    ) as answer:  # fmt: skip
-        next(answer.iter_lines())
+    body = {"model": "m", "messages": STORY, "max_tokens": 3000, "stream": True, "logit_bias": {"2": -100, "0": -100}}
+    named = {"x-request-id": "seen-1"}
+    with server.client() as client, client.stream("POST", "/v1/chat/completions", json=body, headers=named) as answer:
+        lines = answer.iter_lines()
+        next(lines)
         (request,) = server.get("/status").json()["requests"]
     assert request["request"] == "seen-1"
     assert request["answers"][0]["state"] in ("queued", "prompt", "decode")

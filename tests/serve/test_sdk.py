@@ -6,7 +6,7 @@ import json
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from serve.server import STORY, serving, wait_until
 
@@ -16,8 +16,8 @@ CALLS = {"model": "m", "messages": STORY, "max_tokens": 8, "temperature": 0}
 
 
 class Animal(BaseModel):
-    name: str
-    legs: int
+    name: str = Field(max_length=8)
+    legs: int = Field(ge=0, le=9)
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,14 @@ def test_create_and_stream(client):
 
 
 def test_the_helper_that_accumulates_a_stream(client):
-    whole = client.chat.completions.create(**CALLS)
-    with client.chat.completions.stream(**CALLS) as stream:
+    ends = {**CALLS, "max_tokens": 100, "stop": "."}
+    whole = client.chat.completions.create(**ends)
+    with client.chat.completions.stream(**ends) as stream:
         for _ in stream:
             pass
         final = stream.get_final_completion()
     assert final.choices[0].message.content == whole.choices[0].message.content
-    assert final.choices[0].finish_reason == "length"
+    assert final.choices[0].finish_reason == "stop"
 
 
 def test_parsed_output(client):

@@ -45,7 +45,6 @@ def test_without_a_key_nothing_but_health(guarded):
         ({"x-api-key": KEY, "authorization": "Bearer wrong-one"}, 200),
         ({"authorization": "Bearer wrong-one"}, 401),
         ({"authorization": KEY}, 401),
-        ({"authorization": "Bearer "}, 401),
         ({"x-api-key": KEY[:-1]}, 401),
         ({"x-api-key": KEY + "1"}, 401),
         ({"x-api-key": "# keys"}, 401),
@@ -132,13 +131,14 @@ def test_the_log_says_how_much_and_never_what(server):
         (("--prefix-folder", "/nonexistent"), "folder"),
         (("--config", "/nonexistent.toml"), "No such file"),
         (("--log", "xml"), "log"),
-        (("/nonexistent-model",), "config.json"),
+        (("/nonexistent-model", "--port", "0"), "no such file"),
     ],
 )
 def test_what_a_server_does_not_start_with(options, word):
     ran = subprocess.run([sys.executable, "-m", "moeflux", "serve", *options], capture_output=True, text=True, timeout=60)
     assert ran.returncode in (1, 2)
     assert word in ran.stderr
+    assert "listening" not in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from moeflux.session.events import Finish
+from moeflux.core.errors import Fault
+from moeflux.session.events import Finish, Reason
 
 if TYPE_CHECKING:
     from moeflux.serve.service import Service
@@ -41,6 +42,10 @@ class Metrics:
         self._first = _seconds("moeflux_time_to_first_token_seconds", "From the request on.", r)
         self._between = _seconds("moeflux_time_between_tokens_seconds", "Of one answer.", r, _BETWEEN)
         self._whole = _seconds("moeflux_answer_seconds", "From the request to the end of an answer.", r)
+        for fault in get_args(Fault):  # what has not happened is 0, not unknown
+            self._failed.labels(fault)
+        for reason in get_args(Reason):
+            self._answers.labels(reason)
         r.register(_EngineFigures(service))
 
     def text(self) -> bytes:

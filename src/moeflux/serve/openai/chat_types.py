@@ -37,7 +37,7 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = Field(
-        default=None, description="False: an assistant's message at the end is over, and another one follows."
+        default=None, description="An assistant's message at the end always goes on; false is refused there."
     )
     modalities: list[str] | None = None
     functions: list[dict[str, Any]] | None = Field(default=None, description="Refused: use tools.")
