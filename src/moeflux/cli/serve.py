@@ -19,6 +19,8 @@ from moeflux.cli.terminal import note, say
 from moeflux.core.config import EngineConfig
 from moeflux.core.errors import OptionError
 from moeflux.core.units import parse_bytes
+from moeflux.formats.checkpoint import read_config
+from moeflux.models.registry import read_spec
 from moeflux.session.demo import demo_model
 from moeflux.session.model_text import ModelText
 
@@ -84,12 +86,13 @@ def _serve(arguments: dict[str, Any], config: Path | None) -> None:
     from moeflux.serve.logs import write_lines
     from moeflux.serve.run import bind
     from moeflux.serve.run import serve as run
-    from moeflux.serve.settings import read_config
+    from moeflux.serve.settings import read_options
 
     said = o.given(**arguments)
-    wanted = {**DEFAULTS, **(read_config(config, CONFIG) if config else {}), **said}
+    wanted = {**DEFAULTS, **(read_options(config, CONFIG) if config else {}), **said}
     folder = Path(wanted["model"]) if wanted.get("model") else demo_model()
     settings = _settings(wanted, folder)
+    read_spec(read_config(folder))  # a model that there is, before anybody is told where it is served
     loading = o.engine_options(wanted)
     EngineConfig(folder, **loading, sequences=settings.parallel, prefixes=wanted["prefixes"])
     if wanted["log"] not in ("json", "none"):

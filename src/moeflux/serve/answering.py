@@ -15,6 +15,7 @@ from functools import partial
 
 from moeflux.core.errors import MoefluxError, OverloadError
 from moeflux.serve.asks import Ask
+from moeflux.serve.track import RequestTrack
 from moeflux.session.events import Event, Failed, Finish, Token
 from moeflux.session.handle import Handle, Listen, RequestOptions
 from moeflux.session.work import AnyPrompt
@@ -72,8 +73,9 @@ class Mailbox:
 class Answering:
     """Submits what was asked, no more than `window` at once, and gives events in order until every answer has ended."""
 
-    def __init__(self, asks: Sequence[Ask], submit: Submit, threads: Executor, window: int) -> None:
+    def __init__(self, asks: Sequence[Ask], track: RequestTrack, submit: Submit, threads: Executor, window: int) -> None:
         self._asks, self._submit, self._threads, self._window = asks, submit, threads, window
+        self.track = track
         self._mail = Mailbox()
         self._handles: dict[int, Handle] = {}
         self._prompted: set[int] = set()  # whose prompt was run
@@ -109,6 +111,7 @@ class Answering:
                 handle.cancel()
 
     def _note(self, told: Told) -> None:
+        self.track.note(told.index, told.event)
         if isinstance(told.event, (Token, Finish, Failed)):
             self._prompted.add(told.index)
         if isinstance(told.event, (Finish, Failed)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -10,6 +12,7 @@ from starlette.exceptions import HTTPException
 from moeflux.core.errors import MoefluxError
 from moeflux.core.log import log
 from moeflux.serve.anthropic.routes import anthropic_routes
+from moeflux.serve.documented import true_schema
 from moeflux.serve.errors import Kind, Problem, Refused, body_of, headers_of, problem_of, status_of
 from moeflux.serve.guard import Guard
 from moeflux.serve.openai.routes import openai_routes
@@ -17,17 +20,20 @@ from moeflux.serve.operations import operation_routes
 from moeflux.serve.responses.routes import responses_routes
 from moeflux.serve.service import Service
 from moeflux.serve.sse import id_of
+from moeflux.serve.tokens import token_routes
 
 _KINDS: dict[int, Kind] = {401: "key", 403: "forbidden", 404: "unknown", 405: "method", 413: "large"}
 
 
 def make_app(service: Service, version: str) -> Guard:
     api = FastAPI(title="moeflux", version=version, docs_url=None, redoc_url=None)
-    dialects = (openai_routes, anthropic_routes, responses_routes)
+    dialects = (openai_routes, anthropic_routes, responses_routes, token_routes)
     for router in (operation_routes(service, version), *(routes(service) for routes in dialects)):
         api.include_router(router)
     _answer_errors(api, service)
-    return Guard(api, service.settings)
+    schema = cache(partial(true_schema, api))
+    api.openapi = schema  # type: ignore[method-assign]
+    return Guard(api, service.settings, service.metrics.request)
 
 
 def _answer_errors(api: FastAPI, service: Service) -> None:
@@ -43,7 +49,7 @@ def _answer_errors(api: FastAPI, service: Service) -> None:
     @api.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
         problem = problem_of(error)
-        if problem.kind == "internal":
+        if problem.kind == "internal" and isinstance(error, MoefluxError):  # others come to the guard
             log.error("request %s failed", id_of(request), exc_info=error)
         return answer(request, problem)
 

@@ -33,8 +33,9 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class Guard:
     """Around the whole application, so that nothing is answered without it."""
 
-    def __init__(self, app: App, settings: Settings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: App, settings: Settings, count: Callable[[str, int | None], None]) -> None:
+        """`count` is told the path and status of each request."""
+        self._app, self._settings, self._count = app, settings, count
         self._keys = [hashlib.sha256(key.encode()).digest() for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +54,14 @@ class Guard:
         state = scope["state"] = {**scope.get("state", {}), "id": id, "client": "", "note": {}}
         start = time.perf_counter()
         try:
-            state["client"] = self._check(scope, headers)
+            self._check_host(headers)
+            self._check_origin(headers)
+            if headers.get("origin") in self._settings.allow_origins:
+                reply.allow(headers["origin"])
+                if scope["method"] == "OPTIONS":
+                    await reply.say_what_is_allowed()
+                    return
+            state["client"] = self._check_key(scope, headers)
             await self._app(scope, await self._with_body(headers, receive), reply.send)
         except Refused as error:
             await reply.refuse(error.problem)
@@ -61,12 +69,11 @@ class Guard:
             log.error("request %s failed", id, exc_info=error)
             await reply.refuse(problem_of(error))
         finally:
+            self._count(scope["path"], reply.status)
             log_request(id, scope, reply.status, time.perf_counter() - start, state["note"])
 
-    def _check(self, scope: Scope, headers: Mapping[str, str]) -> str:
+    def _check_key(self, scope: Scope, headers: Mapping[str, str]) -> str:
         """Who asks, as a name for taking turns. Raises Refused."""
-        self._check_host(headers)
-        self._check_origin(headers)
         who = next((key for key in _given_keys(headers) if self._is_known(key)), "")
         if self._keys and not who and scope["path"] not in PUBLIC:
             raise refuse("no valid key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'", kind="key")
@@ -128,6 +135,19 @@ class _Reply:
     def __init__(self, send: Send, id: str, scope: Scope) -> None:
         self._send, self._id, self._scope = send, id, scope
         self.status: int | None = None
+        self._allowed: list[tuple[bytes, bytes]] = []
+
+    def allow(self, origin: str) -> None:
+        """A page from there may read the answer."""
+        self._allowed = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+
+    async def say_what_is_allowed(self) -> None:
+        """To a browser that asks first."""
+        headers = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", b"600"),
+                   (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version, "
+                    b"anthropic-beta, x-request-id, x-session-id")]  # fmt: skip
+        await self.send({"type": "http.response.start", "status": 204, "headers": headers})
+        await self.send({"type": "http.response.body", "body": b""})
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -135,7 +155,7 @@ class _Reply:
             id = self._id.encode()
             more = [(b"x-request-id", id), (b"request-id", id), (b"cache-control", b"no-store"),
                     (b"x-content-type-options", b"nosniff")]  # fmt: skip
-            message = {**message, "headers": [*message.get("headers", ()), *more]}
+            message = {**message, "headers": [*message.get("headers", ()), *more, *self._allowed]}
         await self._send(message)
 
     async def refuse(self, problem: Problem) -> None:

@@ -78,6 +78,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it shuts down
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,12 +91,13 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            self._service.hurry()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._service.hurry)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         self._service.drain()
-        closing = asyncio.get_running_loop().run_in_executor(None, self._service.close)
+        closing = self._loop.run_in_executor(None, self._service.close)
         await super().shutdown(sockets)
         await closing

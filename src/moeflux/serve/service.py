@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Literal
+from typing import Literal, TypeVar
 
 from moeflux.core.errors import CancelledError, ClosedError, InternalError, MoefluxError
 from moeflux.core.log import log
@@ -18,7 +18,9 @@ from moeflux.runtime.engine import Engine
 from moeflux.serve.answering import Answering
 from moeflux.serve.asks import Ask
 from moeflux.serve.errors import refuse
+from moeflux.serve.metrics import Metrics
 from moeflux.serve.settings import Settings
+from moeflux.serve.track import RequestTrack
 from moeflux.session.model_text import ModelText
 from moeflux.session.prefixes import PrefixStore
 from moeflux.session.work import AnyPrompt
@@ -27,6 +29,9 @@ from moeflux.session.worker import Worker, WorkerOptions
 State = Literal["loading", "ready", "draining", "closed", "failed"]
 Progress = Callable[[int, int], None]  # bytes read, of so many
 OpenModel = Callable[[Progress], tuple[Engine, ModelText]]
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 PREPARING_THREADS = 2  # that render, encode and compile
 WAIT_GUESS_S = 5.0  # of a request, before any has ended
@@ -52,12 +57,14 @@ class Service:
         self.error: MoefluxError | None = None
         self.started = time.time()
         self._model: Model | None = None
+        self._model_closed = False
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, "moeflux-prepare")
         self._closing = Lock()
         self._request_s = WAIT_GUESS_S  # that a request took, lately
         self._active: set[Answering] = set()
         self._fingerprint = ""
         self.progress = 0.0  # of loading
+        self.metrics = Metrics(self)
 
     def load(self) -> None:
         try:
@@ -76,8 +83,8 @@ class Service:
             if not isinstance(error, MoefluxError):
                 log.exception("loading failed in a way that it should not")
                 error = InternalError(f"{type(error).__name__}: {error}")
-            self.error = None if self.state == "draining" else error
-            self.state = "failed"
+            if self.state == "loading":
+                self.state, self.error = "failed", error
             raise error from None
         if self.state == "loading":
             self.state = "ready"
@@ -98,13 +105,28 @@ class Service:
         """For figures: also while it drains."""
         return self._model
 
-    async def begin(self, asks: Sequence[Ask], client: str = "") -> Answering:
-        """What was asked, with the first of it submitted. Raises typed errors; see `serve/errors`."""
+    async def begin(self, asks: Sequence[Ask], request_id: str, client: str = "") -> Answering:
+        """What was asked, with the first of it submitted. Raises typed errors; see `serve/errors`.
+
+        Whoever begins it ends it: `end(answering)`, once nobody waits for it any more.
+        """
         model = self.model
         asks = [self._bounded(ask, client) for ask in asks]
-        answering = Answering(asks, model.worker.submit, self._threads, window=self.settings.parallel)
+        track = RequestTrack(request_id, client, len(asks), self.metrics)
+        answering = Answering(asks, track, model.worker.submit, self._threads, window=self.settings.parallel)
         await answering.begin()
+        self._active.add(answering)
         return answering
+
+    def end(self, answering: Answering) -> None:
+        answering.cancel()
+        if answering in self._active:
+            self._active.remove(answering)
+            self._note_seconds(time.perf_counter() - answering.track.answers[0].begun)
+
+    @property
+    def active(self) -> list[RequestTrack]:
+        return [answering.track for answering in self._active]
 
     def check_model(self, name: str) -> None:
         """Any name will do, unless the server was told to be strict."""
@@ -116,10 +138,14 @@ class Service:
 
     async def encode(self, prompt: AnyPrompt) -> list[int]:
         """The tokens of a prompt, as a request would run them."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.model.worker.encode, prompt)
+        return await self.prepare(self.model.worker.encode, prompt)
 
-    def note_request(self, seconds: float) -> None:
-        """One has ended after so long."""
+    async def prepare(self, act: Callable[[A], R], given: A) -> R:
+        """Work that needs no engine, in a thread, so that the loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, act, given)
+
+    def _note_seconds(self, seconds: float) -> None:
+        """A request has ended after so long."""
         self._request_s += 0.2 * (seconds - self._request_s)
 
     @property
@@ -140,23 +166,24 @@ class Service:
             answering.cancel()
 
     def close(self) -> None:
-        """Waits for requests that run, then flushes states to disk. Once; a second call waits for the first."""
+        """Waits for requests that run, then flushes states to disk. A second call waits for the first."""
         with self._closing:
-            if self.state == "closed":
-                return
             self.drain()
-            model = self._model
-            if model is not None:
-                model.worker.close(self.settings.drain)
-                if model.prefixes is not None:
-                    try:
-                        model.prefixes.flush()
-                    except MoefluxError:
-                        log.exception("states could not be flushed")
-                    model.prefixes.close()
-                model.engine.close()
+            if self._model is not None and not self._model_closed:
+                self._model_closed = True
+                self._close_model(self._model)
             self._threads.shutdown(wait=False)
-            self.state = "closed"
+            self.state = "failed" if self.state == "failed" else "closed"
+
+    def _close_model(self, model: Model) -> None:
+        model.worker.close(self.settings.drain)
+        if model.prefixes is not None:
+            try:
+                model.prefixes.flush()
+            except MoefluxError:
+                log.exception("states could not be flushed")
+            model.prefixes.close()
+        model.engine.close()
 
     def _note_progress(self, done: int, total: int) -> None:
         self.progress = done / total if total else 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_config(path: Path, known: Mapping[str, type]) -> dict[str, Any]:
+def read_options(path: Path, known: Mapping[str, type]) -> dict[str, Any]:
     """A TOML file with the names of the command's options, `_` or `-` in them. What is not known is refused."""
     try:
         found = tomllib.loads(path.read_text("utf-8"))
@@ -97,7 +97,3 @@ def read_keys(path: Path) -> tuple[str, ...]:
     if not keys:
         raise InputError("there is no key in it", where=str(path))
     return keys
-
-
-def setting_names() -> tuple[str, ...]:
-    return tuple(field.name for field in fields(Settings))

@@ -62,15 +62,21 @@ class Accumulator(Protocol):
 
 async def respond(request: Request, service: Service, asks: list[Ask], answer: Accumulator, stream: bool) -> Response:
     """Raises what can still be told with a status."""
-    answering = await service.begin(asks, client_of(request))
+    answering = await service.begin(asks, id_of(request), client_of(request))
+
+    def end() -> None:
+        service.end(answering)
+        request.state.note.update(answering.track.summary)
+
     if stream:
-        return EventStream(stream_of(answering, answer, service.settings.heartbeat, id_of(request)), answering.cancel)
+        pieces = stream_of(answering, answer, service.settings.heartbeat, id_of(request))
+        return EventStream(pieces, answering.cancel, end)
     watcher = asyncio.create_task(_watch(request.receive, answering.cancel))
     try:
         await gather(answering, answer)
     finally:
         watcher.cancel()
-        answering.cancel()
+        end()
     return Response(answer.whole().model_dump_json(exclude_unset=True), media_type="application/json")
 
 
@@ -105,11 +111,11 @@ async def stream_of(answering: Answering, answer: Accumulator, heartbeat_s: floa
 
 
 class EventStream(Response):
-    """Headers at once, then pieces as they come. `gone` is called when the client is, and at the end."""
+    """Headers at once, then pieces as they come. `gone`: the client is. `end`: in any case, at the end."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], gone: Callable[[], None]) -> None:
+    def __init__(self, pieces: AsyncIterator[bytes], gone: Callable[[], None], end: Callable[[], None]) -> None:
         super().__init__(media_type="text/event-stream")
-        self._pieces, self._gone = pieces, gone
+        self._pieces, self._gone, self._end = pieces, gone, end
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(_watch(receive, self._gone))
@@ -121,7 +127,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watcher.cancel()
-            self._gone()
+            self._end()
 
 
 def id_of(request: Request) -> str:

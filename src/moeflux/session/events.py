@@ -54,6 +54,13 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """The prompt was run, and its own tokens were scored: each with its log-probability, but for the first."""
+
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
 class Usage:
     prompt: int  # tokens,
     cached: int  # of them, those that the sequence held already
@@ -114,7 +121,9 @@ class Failed:
     error: MoefluxError
 
 
-Event = Queued | Started | PrefillProgress | Token | Finish | Failed  # a request's: the last is a Finish or a Failed
+Event = (
+    Queued | Started | PrefillProgress | Scored | Token | Finish | Failed
+)  # a request's: the last is a Finish or a Failed
 
 
 def text_of(parts: tuple[Part, ...]) -> str:

@@ -17,7 +17,7 @@ from moeflux.core.errors import BudgetError, CancelledError
 from moeflux.runtime.batch import Segment, check_tokens
 from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.engine import Engine
-from moeflux.runtime.job import Job, Take
+from moeflux.runtime.job import Job, Rows, Take
 from moeflux.runtime.prefill import OnPrefill
 from moeflux.runtime.scheduler import Scheduler
 from moeflux.runtime.snapshot import common_length
@@ -96,6 +96,15 @@ class Session:
         tokens = list(tokens)
         anchors = self._begin(tokens, marks)
         return scheduler.submit(self.sequence, tokens[self._read :], take, sorted(anchors), self._reach)
+
+    def submit_all(self, scheduler: Scheduler, tokens: Sequence[int], take: Take, rows: Rows) -> Job:
+        """Every token is run, whatever is known, and none is kept on the way: `rows` is handed the logits after each."""
+        scheduler.check_free(self.sequence)
+        self.clear()
+        self._engine.check_room(len(tokens))
+        self._read = self._kept = 0
+        self._end = len(tokens)
+        return scheduler.submit(self.sequence, tokens, take, rows=rows)
 
     @property
     def use(self) -> PrefixUse:

@@ -58,7 +58,7 @@ class WaitingLine(Generic[T]):
             entry = self._entries.pop(at)
             if at == 0:  # it was its turn
                 self._round = max(self._round, entry.rank[1])
-                self._latest = {client: turn for client, turn in self._latest.items() if turn > self._round}
+                self._latest = {client: turn for client, turn in self._latest.items() if turn >= self._round}
             return True
 
     def place(self, item: T) -> int | None:

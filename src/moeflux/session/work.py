@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Timer
 
-from moeflux.core.errors import DeadlineError, MoefluxError
+from moeflux.core.errors import DeadlineError, MoefluxError, OptionError
 from moeflux.runtime.batch import check_tokens
 from moeflux.runtime.job import F32, Job
 from moeflux.runtime.prefill import PrefillProgress
@@ -18,6 +18,7 @@ from moeflux.session.handle import Handle, RequestOptions
 from moeflux.session.model_text import ModelText
 from moeflux.session.prompt import Conversation, prepare
 from moeflux.session.rules import RuleSet
+from moeflux.session.scoring import PromptScores
 from moeflux.session.session import Marks, Session
 from moeflux.session.tool_rules import rules_for
 from moeflux.session.transcripts import Transcripts
@@ -42,6 +43,7 @@ class Work:
     run: tuple[int, ...]
     forced: tuple[Token, ...]
     clock: Clock
+    scores: PromptScores | None = None  # where the prompt's own tokens are wanted
     handle: Handle = field(init=False)
     ids: list[int] = field(default_factory=list)  # of the answer
     session: Session | None = None
@@ -79,6 +81,8 @@ class Work:
 
     def take(self, logits: F32) -> tuple[int, ...]:
         """Of the scheduler: the tokens to run next."""
+        if self.scores is not None and not self.clock.prefilled:
+            self.handle.tell(self.scores.scored)
         self.clock.prefill()
         turn = self.writer.take(logits)
         self._tell_tokens(turn.events)
@@ -122,6 +126,7 @@ def prepare_work(text: ModelText, context: int, prompt: AnyPrompt, options: Requ
     wanted = _wanted(text, prompt, options, past)
     ids = wanted.ids
     check_tokens(ids, text.vocab)
+    scores = None if options.score is None else PromptScores(ids, options.score, text.n_ids)
     sampling = dict(options.sampling)
     if wanted.banned:
         sampling["logit_bias"] = {**sampling.get("logit_bias", {}), **dict.fromkeys(wanted.banned, -MOST_BIAS)}
@@ -131,7 +136,7 @@ def prepare_work(text: ModelText, context: int, prompt: AnyPrompt, options: Requ
     most = context if options.max_tokens is None else min(context, len(ids) + options.max_tokens)
     deadline = None if options.deadline_s is None else time.monotonic() + options.deadline_s
     turn = writer.begin()
-    return Work(writer, wanted.marks, most, wanted.marked, deadline, turn.run, turn.events, clock)
+    return Work(writer, wanted.marks, most, wanted.marked, deadline, turn.run, turn.events, clock, scores)
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,8 @@ class _Wanted:
 
 def _wanted(text: ModelText, prompt: AnyPrompt, options: RequestOptions, past: Transcripts) -> _Wanted:
     breakpoints = dict.fromkeys(options.breakpoints, options.keep_s)
+    if options.score is not None and (options.grammar is not None or isinstance(prompt, Conversation)):
+        raise OptionError("a text is scored, without a constraint on its answer", where="option 'score'")
     if not isinstance(prompt, Conversation):
         ids = text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return _Wanted(ids, Marks(breakpoints, (len(ids),), options.keep_s), RuleSet(options.grammar))

@@ -179,6 +179,8 @@ class Worker:
                 self._start_loaded(work, load)
         if self._closing is None:
             self._admit()
+        else:
+            self._end_waiting(ClosedError("the worker was closed"))
         self._scheduler.expected = len(self._loading)
         self._scheduler.step()
         for work in list(self._running):
@@ -218,7 +220,7 @@ class Worker:
             if work.writer.reason is not None:  # a constraint left nothing to say
                 self._leave(work)
                 self._end_forced(work)
-            elif load := self._loader.begin(work.run, self._pool.known(work.run)):
+            elif work.scores is None and (load := self._loader.begin(work.run, self._pool.known(work.run))):
                 self._waiting.remove(work)
                 self._loading[work] = load
             elif not self._start(work, None):
@@ -245,7 +247,7 @@ class Worker:
 
     def _start(self, work: Work, snapshot: Snapshot | None) -> bool:
         """False where there is no room now. `snapshot`: of its beginning, read for it."""
-        session = self._pool.take(work.run, work.context)
+        session = self._pool.take(work.run if work.scores is None else work.run[:1], work.context)
         if session is None:
             return False
         self._waiting.remove(work)
@@ -254,7 +256,10 @@ class Worker:
         try:
             if snapshot is not None:
                 session.sequence.adopt(snapshot)
-            job = session.submit(self._scheduler, work.run, work.take, work.marks)
+            if work.scores is None:
+                job = session.submit(self._scheduler, work.run, work.take, work.marks)
+            else:
+                job = session.submit_all(self._scheduler, work.run, work.take, work.scores.take)
             work.started(session, job)
         except Exception as error:
             if work.job is not None:
@@ -278,7 +283,7 @@ class Worker:
         assert work.session is not None
         self._use += work.use
         try:
-            self._pool.give_back(work.session)
+            self._pool.give_back(work.session, keep=work.scores is None)
         except Exception:
             log.exception("the state of a conversation could not be kept")
         job = work.job
@@ -292,10 +297,13 @@ class Worker:
             error = ClosedError("the worker was closed")
         work.end(error)
 
-    def _end_all(self, error: MoefluxError) -> None:
+    def _end_waiting(self, error: MoefluxError) -> None:
         for work in (*self._waiting, *self._loading):
             self._leave(work)
             work.end(error)
+
+    def _end_all(self, error: MoefluxError) -> None:
+        self._end_waiting(error)
         for work in list(self._running):
             if work.job is not None:
                 self._scheduler.cancel(work.job)

@@ -37,6 +37,8 @@ def asks_of(request: ChatRequest, text: ModelText) -> list[Ask]:
         raise refuse("functions are not supported: use tools", "functions")
     if set(request.modalities or ()) - {"text"}:
         raise refuse("only text can be answered", "modalities")
+    if request.continue_final_message is False and request.messages[-1].role == "assistant":
+        raise refuse("a message of the assistant at the end goes on", "continue_final_message")
     if request.top_logprobs and not request.logprobs:
         raise refuse("top_logprobs needs logprobs", "top_logprobs")
     messages = [message.model_dump(exclude_unset=True) for message in request.messages]

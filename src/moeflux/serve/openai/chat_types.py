@@ -36,6 +36,9 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = Field(
+        default=None, description="An assistant's message at the end always goes on; false is refused there."
+    )
     modalities: list[str] | None = None
     functions: list[dict[str, Any]] | None = Field(default=None, description="Refused: use tools.")
 
