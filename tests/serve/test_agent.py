@@ -93,6 +93,7 @@ def _with_mark(message):
 @pytest.mark.parametrize("agent", [Anthropic, Chat])
 def test_each_turn_runs_what_is_new(tmp_path, agent):
     model = scripted_model(tmp_path / "model")
+    (tmp_path / "states").mkdir()
     options = ("--prefix-folder", str(tmp_path / "states"))
     told = None
     with serving_script(tmp_path, model, *options) as server:

@@ -260,4 +260,4 @@ def test_deferred_tools(client):
     turns = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     prompt = first.usage.input_tokens + first.usage.cache_read_input_tokens + first.usage.cache_creation_input_tokens
     after = ask(client, turns, tools=[deep, READ])
-    assert after.usage.cache_read_input_tokens >= prompt - 8
+    assert after.usage.cache_read_input_tokens >= prompt - 16  # but for the empty thought before the answer
