@@ -15,7 +15,7 @@ from moeflux.serve.responses.asks import ask_of, input_items
 from moeflux.serve.responses.runs import Run, Runs
 from moeflux.serve.responses.types import Deleted, ResponseEvent, ResponseObject, ResponsesRequest
 from moeflux.serve.service import Service
-from moeflux.serve.sse import EventStream, client_of, respond
+from moeflux.serve.sse import EventStream, client_of, id_of, respond
 from moeflux.session.diagnosis import Ledger
 
 
@@ -38,7 +38,7 @@ def responses_routes(service: Service) -> APIRouter:
         return (*run.items, *run.answer.output)
 
     def streamed(run: Run, after: int) -> EventStream:
-        return EventStream(run.read(after, service.settings.heartbeat or None), lambda: None)
+        return EventStream(run.read(after, service.settings.heartbeat or None), _nothing, _nothing)
 
     @router.post("/v1/responses", responses=answers(ResponseObject, ResponseEvent), response_model=None)
     async def create(body: ResponsesRequest, request: Request) -> Response:
@@ -49,7 +49,7 @@ def responses_routes(service: Service) -> APIRouter:
         whose = Answered(service.settings.alias, ask.prompt, ledger, text.tokenizer)  # type: ignore[arg-type]
         run = Run(ResponsesAnswer(body, whose), [*earlier, *input_items(body)])
         if body.background:
-            run.start(await service.begin([ask], client_of(request)))
+            run.start(await service.begin([ask], id_of(request), client_of(request)), service.end)
             runs.add(run)
             return streamed(run, -1) if body.stream else _told(run.whole())
         if body.store is not False:
@@ -80,6 +80,10 @@ def responses_routes(service: Service) -> APIRouter:
         return Deleted(id=response_id, object="response", deleted=True)
 
     return router
+
+
+def _nothing() -> None:
+    """A reader that goes away ends nothing."""
 
 
 def _told(response: ResponseObject) -> Response:

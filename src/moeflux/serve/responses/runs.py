@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +30,11 @@ class Run:
     done: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
+    _ended: Callable[[Answering], object] = lambda _: None
 
-    def start(self, answering: Answering) -> None:
-        self.answering = answering
+    def start(self, answering: Answering, ended: Callable[[Answering], object]) -> None:
+        """`ended` is told when it is over."""
+        self.answering, self._ended = answering, ended
         self._put(self.answer.begin())
         self._task = asyncio.get_running_loop().create_task(self._go())
 
@@ -78,6 +80,7 @@ class Run:
             self._put(self.answer.fail(problem))
         finally:
             self.done = True
+            self._ended(self.answering)
             self._wake()
 
     def _put(self, events: list[Sse]) -> None:
