@@ -11,11 +11,13 @@ from starlette.exceptions import HTTPException
 
 from moeflux.core.errors import MoefluxError
 from moeflux.core.log import log
+from moeflux.serve.anthropic.routes import anthropic_routes
 from moeflux.serve.documented import true_schema
 from moeflux.serve.errors import Kind, Problem, Refused, body_of, headers_of, problem_of, status_of
 from moeflux.serve.guard import Guard
 from moeflux.serve.openai.routes import openai_routes
 from moeflux.serve.operations import operation_routes
+from moeflux.serve.responses.routes import responses_routes
 from moeflux.serve.service import Service
 from moeflux.serve.sse import id_of
 from moeflux.serve.tokens import token_routes
@@ -25,7 +27,8 @@ _KINDS: dict[int, Kind] = {401: "key", 403: "forbidden", 404: "unknown", 405: "m
 
 def make_app(service: Service, version: str) -> Guard:
     api = FastAPI(title="moeflux", version=version, docs_url=None, redoc_url=None)
-    for router in (operation_routes(service, version), openai_routes(service), token_routes(service)):
+    dialects = (openai_routes, anthropic_routes, responses_routes, token_routes)
+    for router in (operation_routes(service, version), *(routes(service) for routes in dialects)):
         api.include_router(router)
     _answer_errors(api, service)
     schema = cache(partial(true_schema, api))

@@ -31,10 +31,19 @@ class Token:
 
 
 @dataclass(frozen=True)
+class PromptTokens:
+    """`said`: how many of them there are up to the end of the last message."""
+
+    ids: tuple[int, ...]
+    said: int
+
+
+@dataclass(frozen=True)
 class Queued:
     """A request waits: so many come before it."""
 
     place: int
+    prompt: PromptTokens = PromptTokens((), 0)
 
 
 @dataclass(frozen=True)

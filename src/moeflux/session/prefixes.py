@@ -201,7 +201,7 @@ class PrefixStore:
             self._held.hold(snapshot)
 
     def _make_room(self, own: int, blocks: Sequence[Block]) -> bool:
-        """For a snapshot: the ones used longest ago leave memory, those with a time to go last; from disk they can come back.
+        """For a snapshot: the ones used longest ago leave memory, those with a time to go last; those on disk can come back.
 
         What is on its way stays. Where even that would not do, nobody leaves.
         """

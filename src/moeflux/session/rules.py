@@ -107,7 +107,7 @@ class Rules:
 
     def took(self, token: int, was_reasoning: bool) -> None:
         """A token came, and the stream has read it."""
-        constraint, may_think = self._now_for(was_reasoning), self._may_think
+        constraint, may_think = self._now_for(was_reasoning), self._may_think_after(was_reasoning)
         self._first = False
         self._n_thought += was_reasoning
         if self._must:
@@ -130,7 +130,10 @@ class Rules:
 
     @property
     def _may_think(self) -> bool:
-        return self._first and self._main is not None and self._rules.thoughts.opener is not None and not self._reasoning
+        return self._may_think_after(self._reasoning)
+
+    def _may_think_after(self, reasoning: bool) -> bool:
+        return self._first and self._main is not None and self._rules.thoughts.opener is not None and not reasoning
 
     @property
     def _spent(self) -> bool:
@@ -146,7 +149,7 @@ class Rules:
 
     def _now_for(self, reasoning: bool) -> Constraint | None:
         """What holds for the next token."""
-        if reasoning or self._must or self._may_think:
+        if reasoning or self._must or self._may_think_after(reasoning):
             return None
         return self._call or self._main
 

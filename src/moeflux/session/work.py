@@ -12,7 +12,7 @@ from moeflux.runtime.batch import check_tokens
 from moeflux.runtime.job import F32, Job
 from moeflux.runtime.prefill import PrefillProgress
 from moeflux.sampling.params import MOST_BIAS
-from moeflux.session.events import Failed, Started, Token
+from moeflux.session.events import Failed, PromptTokens, Started, Token
 from moeflux.session.generate import Clock, finished
 from moeflux.session.handle import Handle, RequestOptions
 from moeflux.session.model_text import ModelText
@@ -53,6 +53,11 @@ class Work:
     told: int = 0  # tokens of the prompt, in the latest progress
     cancelled: bool = False
     timer: Timer | None = None  # wakes the worker when it is late
+
+    @property
+    def prompt(self) -> PromptTokens:
+        n = self.writer.usage.prompt
+        return PromptTokens(self.run[:n], min(n, max(self.marks.boundaries, default=n)))
 
     @property
     def late(self) -> bool:

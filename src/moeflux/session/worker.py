@@ -98,7 +98,7 @@ class Worker:
             if self._closing is not None:
                 raise ClosedError("the worker is closed")
             self._waiting.check_room()
-            handle.tell(Queued(self._waiting.place_for(options.priority, options.client)))
+            handle.tell(Queued(self._waiting.place_for(options.priority, options.client), work.prompt))
             self._waiting.add(work, options.priority, options.client)
             self._changed.notify_all()
         if work.timer is not None:

@@ -31,9 +31,9 @@ class Request:
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     grammar: Grammar | None = None  # holds from the end of reasoning on
-    rules: RuleSet | None = None  # in place of a grammar alone: thoughts and calls have theirs
     splitter: Splitter | None = None  # None: everything is text
     boundaries: tuple[int, ...] = ()  # positions of the prompt where a later one may go another way
+    rules: RuleSet | None = None  # in place of a grammar alone: thoughts and calls have theirs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a model may write as tool calls, as a grammar in its own syntax: names of tools, and arguments that fit their schemas.
+"""What a model may write as tool calls, as a grammar in its own syntax: names of tools, arguments that fit their schemas.
 
 The grammar is Lark's text; schemas of arguments stand beside it under the names that it refers to (`@name`).
 """
@@ -106,7 +106,7 @@ class CallGrammars:
     ) -> str:
         """In the order of the schema; a tool that names none takes any."""
         properties = schema.get("properties")
-        if not isinstance(properties, Mapping) or not properties:
+        if not isinstance(properties, Mapping):
             return f"({_quoted(xml.open)} /[^>\\n]+/ {_quoted(xml.middle)} text)*"
         required = schema.get("required")
         needed = set(required) if isinstance(required, (list, tuple)) else set()
@@ -121,7 +121,7 @@ class CallGrammars:
                 value = f"({' | '.join(_quoted(word) for word in words)}) {_quoted(xml.close)}"
             rules.append(f"parameter_{tool}_{i}: {_quoted(xml.open + str(name) + xml.middle)} {value}")
             parts.append(f"parameter_{tool}_{i}" + ("" if name in needed else "?"))
-        return " ".join(parts)
+        return " ".join(parts) or '""'
 
     def _lark(self, text: str) -> str:
         """A text in which some words are tokens."""
@@ -141,7 +141,7 @@ class CallGrammars:
 
 def _an_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Arguments are an object, whatever a schema leaves open; what it does not name is not made up."""
-    if schema.get("type") == "object" and schema.get("properties") and "additionalProperties" not in schema:
+    if schema.get("type") == "object" and "properties" in schema and "additionalProperties" not in schema:
         return {**schema, "additionalProperties": False}
     return schema if schema.get("type") == "object" else {**schema, "type": "object"}
 

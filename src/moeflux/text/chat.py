@@ -107,7 +107,7 @@ class ChatFormat:
     def call_grammars(self) -> CallGrammars:
         syntax = self.calling
         frame = find_call_frame(syntax, lambda m: self.template.render(m, add_generation_prompt=False))
-        if frame is None or not self.can.tools:
+        if frame is None or not self.can.calls:
             frame = plain_frame(syntax)
         return CallGrammars(
             frame, {text: id for text, id in self.tokenizer.added.items() if text in syntax.markers.values()}
@@ -116,7 +116,7 @@ class ChatFormat:
     @property
     def call_openers(self) -> tuple[int, ...]:
         """Tokens with which calls begin."""
-        markers = (self.syntax.markers.get("section"), self.syntax.markers.get("call"))
+        markers = (self.syntax.markers.get("section", ""), self.syntax.markers.get("call", ""))
         return tuple(self.tokenizer.added[text] for text in markers if text in self.tokenizer.added)
 
     @cached_property

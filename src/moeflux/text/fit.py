@@ -1,7 +1,7 @@
 """A conversation as a given template takes it: what it refuses or ignores is said in another way, where it stands.
 
-System messages at the beginning are one. One that comes later is a system turn where the template has such turns, else a turn
-of the user. A template that knows no tools gets them as text.
+System messages at the beginning are one. One that comes later is a system turn where the template has such turns, else a
+turn of the user. A template that knows no tools gets them as text.
 """
 
 from __future__ import annotations
@@ -46,12 +46,17 @@ class Abilities:
     @cached_property
     def silence(self) -> str | None:
         """The content of a message that only calls tools: some templates fail at None, some show calls only where it is."""
-        call = {"id": "abcdefghi", "type": "function", "function": {"name": "probed", "arguments": Arguments({}, "{}")}}
-        for content in ("", None):
-            said = {"role": "assistant", "content": content, "tool_calls": [call]}
-            if "probed" in self._try([_said("user", "?"), said]):
-                return content
-        return ""
+        return next((content for content in ("", None) if self._shows_call(content)), "")
+
+    @cached_property
+    def calls(self) -> bool:
+        return self._shows_call(self.silence)
+
+    def _shows_call(self, content: str | None) -> bool:
+        arguments = Arguments({"probed": "probed"}, '{"probed": "probed"}')
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "probed", "arguments": arguments}}
+        said = {"role": "assistant", "content": content, "tool_calls": [call]}
+        return "probed" in self._try([_said("user", "?"), said])
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
         try:
@@ -65,8 +70,10 @@ def fit(
 ) -> tuple[list[Message], Sequence[Message] | None]:
     """Messages and tools as `read_messages` and `read_tools` give them."""
     fitted = list(messages)
-    if (tools or any("tool_calls" in m or m["role"] == "tool" for m in fitted)) and not can.tools:
-        fitted, tools = _spelled(fitted, tools or ()), None
+    if any("tool_calls" in m or m["role"] == "tool" for m in fitted) and not can.calls:
+        fitted = [_spelled_message(m) for m in fitted]
+    if tools and not can.tools:
+        fitted, tools = _told(fitted, tools), None
     fitted = _one_system(fitted)
     late = any(m["role"] == "system" for m in fitted[1:])
     if late and not can.late_system:
@@ -82,12 +89,11 @@ def _one_system(messages: list[Message]) -> list[Message]:
     return [first, *messages[n:]]
 
 
-def _spelled(messages: list[Message], tools: Sequence[Message]) -> list[Message]:
-    """Tools, calls and results as plain text."""
+def _told(messages: list[Message], tools: Sequence[Message]) -> list[Message]:
+    """Tools as text of the system's."""
     told = [_PREFACE, *(write_value(tool["function"]) for tool in tools)]
-    system = [_said("system", "\n".join(told))] if tools else []
     n = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    return [*messages[:n], *system, *(_spelled_message(m) for m in messages[n:])]
+    return [*messages[:n], _said("system", "\n".join(told)), *messages[n:]]
 
 
 def _spelled_message(message: Message) -> Message:

@@ -81,8 +81,8 @@ def find_thought_end(syntax: Syntax, render: Render) -> str | None:
 
 
 def _seen_frame(syntax: Syntax, render: Render) -> CallFrame | None:
-    first, last = ("section", "section_end") if "section" in syntax.markers else ("call", "call_end")
-    start, stop = syntax.markers[first], syntax.markers[last]
+    start = syntax.markers.get("section", syntax.markers["call"])
+    stop = syntax.markers.get("section_end", syntax.markers["call_end"])
 
     def shown(*calls: tuple[str, Arguments]) -> str:
         made = [_call(syntax, i, *call) for i, call in enumerate(calls)]

@@ -1,7 +1,8 @@
 """Places in a rendered conversation: signs are put into the texts, rendered with them, and then looked for.
 
-Templates trim and move what they are given, so only a rendering says where something came to stand. The signs are code points
-that are no characters. Where they change what a template does, nothing is found: places make prompts faster, never other.
+Templates trim and move what they are given, so only a rendering says where something came to stand. The signs are code
+points that are no characters. Where they change what a template does, nothing is found: places make prompts faster, never
+other.
 """
 
 from __future__ import annotations
