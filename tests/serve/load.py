@@ -131,10 +131,10 @@ BAD = ("wrong", "wrong error", "lost", "grown", "stuck")
 TIGHT = ("--slots", "64", "--context", "2048", "--parallel", "4", "--prefixes", "8MB")
 
 
-def faulty(shim: Path, rate: int) -> dict[str, str]:
-    """The environment in which so many of 1,024 reads fail, once the model is open."""
+def faulty(shim: Path, rate: int, when: Path) -> dict[str, str]:
+    """The environment in which so many of 1,024 reads fail, as long as there is a file `when`."""
     return {"LD_PRELOAD": str(shim), "MOEFLUX_SHIM_FILE": "model.safetensors", "MOEFLUX_SHIM_MODE": "sometimes",
-            "MOEFLUX_SHIM_RATE": str(rate), "MOEFLUX_SHIM_AFTER": "300"}  # fmt: skip
+            "MOEFLUX_SHIM_RATE": str(rate), "MOEFLUX_SHIM_WHEN": str(when)}  # fmt: skip
 
 
 def main() -> int:
@@ -142,14 +142,16 @@ def main() -> int:
     arguments.add_argument("--seconds", type=float, default=300)
     arguments.add_argument("--clients", type=int, default=50)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--rate", type=int, default=40, help="reads of 1,024 that fail")
+    arguments.add_argument("--rate", type=int, default=80, help="reads of 1,024 that fail")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shim = folder / "shim.so"
         source = Path(__file__).parent.parent / "store" / "shim.c"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
-        with serving(folder) as alone, serving(folder, *TIGHT, env=faulty(shim, given.rate)) as server:
+        when = folder / "failing"
+        with serving(folder) as alone, serving(folder, *TIGHT, env=faulty(shim, given.rate, when)) as server:
+            when.touch()
             tally = run(server, alone, given.clients, given.seconds, given.seed)
     print(f"{given.clients} clients, {given.seconds:g} s: {dict(tally)}")
     return int(any(tally[name] for name in BAD))

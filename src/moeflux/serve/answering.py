@@ -79,7 +79,6 @@ class Answering:
         self._mail = Mailbox()
         self._handles: dict[int, Handle] = {}
         self._prompted: set[int] = set()  # whose prompt was run
-        self._ended = 0
         self._open = 0
         self._next = deque(range(len(asks)))
         self._cancelled = False
@@ -90,7 +89,7 @@ class Answering:
 
     async def events(self, heartbeat_s: float | None = None) -> AsyncIterator[Told | None]:
         """None: nothing happened for so long. Ends after the last answer, or after the first that failed."""
-        while self._ended < len(self._asks):
+        while self._open or self._next:
             await self._start_more()
             told = await self._mail.take(self._patience(heartbeat_s))
             if told is not None:
@@ -115,7 +114,6 @@ class Answering:
         if isinstance(told.event, (Token, Finish, Failed)):
             self._prompted.add(told.index)
         if isinstance(told.event, (Finish, Failed)):
-            self._ended += 1
             self._open -= 1
 
     def _patience(self, heartbeat_s: float | None) -> float | None:
@@ -128,16 +126,17 @@ class Answering:
             beside = self._asks[index].beside
             if beside is not None and beside not in self._prompted:
                 return
+            self._next.popleft()
             try:
                 await self._start(index)
             except OverloadError:  # the request was taken, so it waits for its other prompts
+                if not self._cancelled:
+                    self._next.appendleft(index)
                 return
             except MoefluxError as error:
-                self._next.popleft()
                 self._open += 1
                 self._mail.put(Told(index, Failed(error)))
                 return
-            self._next.popleft()
 
     async def _start(self, index: int) -> None:
         ask = self._asks[index]
