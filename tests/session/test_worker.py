@@ -147,7 +147,7 @@ def test_what_the_caller_did_wrong_is_raised_at_once(engine, worker):
         ([], options(1), InputError),
         ([99999], options(1), InputError),
         (list(range(5)) * 200, options(1), InputError),
-        ("x", options(0), InputError),
+        ("x", options(-1), InputError),
         ("x", options(1, sampling={"top_p": 3}), OptionError),
         ("x", options(1, grammar=Grammar.regex("(")), InputError),
         (Conversation([{"role": "king", "content": 5}]), options(1), InputError),

@@ -16,7 +16,7 @@ FLOORS = {
     "backends": 2, "store": 2, "convert": 2,
     "runtime": 3,
     "session": 4,
-    "server": 5, "bench": 5, "api": 5,
+    "serve": 5, "bench": 5, "api": 5,
     "cli": 6,
 }  # fmt: skip
 
@@ -31,9 +31,11 @@ OWNERS = {
     "llguidance": {"sampling"},
     "gguf": {"formats"},
     "huggingface_hub": {"convert"},
-    "fastapi": {"server"},
-    "uvicorn": {"server"},
-    "prometheus_client": {"server"},
+    "fastapi": {"serve"},
+    "starlette": {"serve"},
+    "pydantic": {"serve"},
+    "uvicorn": {"serve"},
+    "prometheus_client": {"serve"},
     "matplotlib": {"bench"},
     "moeflux._native": {"backends/native", "store", "sampling"},
 }

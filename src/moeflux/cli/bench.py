@@ -15,6 +15,7 @@ from moeflux.cli.bench_callers import beside, cancel
 from moeflux.cli.bench_peers import peers
 from moeflux.cli.bench_prefix import prefix
 from moeflux.cli.bench_replay import replay
+from moeflux.cli.bench_serve import serve
 from moeflux.cli.bench_speed import decode, prefill
 from moeflux.cli.options import Isa, Model, Repeats, Threads
 from moeflux.cli.tables import pair, print_table
@@ -73,3 +74,4 @@ app.command()(cancel)
 app.command()(prefix)
 app.command()(replay)
 app.command()(peers)
+app.command()(serve)

@@ -64,7 +64,12 @@ def closing(finish: Finish, drive_bytes_s: float | None) -> str:
     words.append(f"{format_bytes(store.bytes_read)} read")
     if share := finish.drive_share(drive_bytes_s):
         words[-1] += f" ({share:.0%} of the drive's limit)"
-    ends = {"length": "cut at its limit", "cancelled": "stopped", "stop_sequence": f"stop {finish.stop_sequence!r}"}
+    ends = {
+        "length": "cut at its limit",
+        "context": "the context is full",
+        "cancelled": "stopped",
+        "stop_sequence": f"stop {finish.stop_sequence!r}",
+    }
     if finish.reason in ends:
         words.append(ends[finish.reason])
     return ", ".join(words)
