@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from os.path import commonprefix
 from typing import Any
 
 from moeflux.core.errors import InputError
@@ -61,22 +64,43 @@ def prepare(chat: ChatFormat, conversation: Conversation, transcripts: Transcrip
     variables = {"continue_final_message": True, **c.variables}
     prompt = chat.prompt(messages, c.tools, **variables)
     ids = transcripts.encode(chat, prompt)
-    said = _said(chat, c, messages, ids, transcripts)
+    positions = _Positions(chat, prompt.marked, ids)
     splitter = chat.splitter(prompt, c.callable, calls=c.choice.mode != "none")
     pen, boundaries, breakpoints = Pen(), list[int](), dict[int, float]()
     signed = transcripts.restore(read_messages(c.messages, pen)), read_tools(c.tools, pen)
     for place in pen.find(chat.prompt(*signed, **variables).marked, prompt.marked):
-        at = common_length(transcripts.encode(chat, Prompt(prompt.marked[: place.offset])), ids)
+        at = positions.of(place.offset)
         if place.keep_s is None:
             boundaries.append(at)
         else:
             breakpoints[at] = max(place.keep_s, breakpoints.get(at, 0.0))
+    said = positions.of(_said(chat, c, messages, prompt.marked))
     return PreparedPrompt(prompt.marked, ids, said, splitter, tuple(boundaries), breakpoints)
 
 
-def _said(chat: ChatFormat, c: Conversation, messages: Messages, ids: list[int], transcripts: Transcripts) -> int:
+def _said(chat: ChatFormat, c: Conversation, messages: Messages, marked: str) -> int:
+    """Characters of the prompt up to the end of the last message."""
     try:
-        bare = chat.prompt(messages, c.tools, **{**c.variables, "add_generation_prompt": False})
+        bare = chat.prompt(messages, c.tools, **{**c.variables, "add_generation_prompt": False}).marked
     except InputError:  # some templates refuse to end so
-        return len(ids)
-    return common_length(transcripts.encode(chat, bare), ids)
+        return len(marked)
+    return len(commonprefix([bare, marked]))
+
+
+class _Positions:
+    """Tokens of a prompt that lie before one of its characters."""
+
+    def __init__(self, chat: ChatFormat, marked: str, ids: list[int]) -> None:
+        self._chat, self._marked, self._ids = chat, marked, ids
+        self._ends = list(accumulate(len(chat.tokenizer.piece(id)) for id in ids)) if chat.tokenizer.is_byte_level else []
+
+    def of(self, offset: int) -> int:
+        if offset == len(self._marked):
+            return len(self._ids)
+        if self._ends and self._ends[-1] == _n_bytes(self._marked):
+            return bisect_right(self._ends, _n_bytes(self._marked[:offset]))
+        return common_length(self._chat.encode(Prompt(self._marked[:offset])), self._ids)  # the tokenizer changed the text
+
+
+def _n_bytes(marked: str) -> int:
+    return len(Prompt(marked).text.encode())
