@@ -102,7 +102,17 @@ def continued(place, url):
     return place.run("cn", "-p", ASKED, "--config", "config.yaml", "--auto")
 
 
-@pytest.mark.parametrize("agent", [pi, codex, opencode, qwen, continued])
+def claude(place, url):
+    """Not one of the packages of `make agents`, because of its licence: who has it there tests it too."""
+    if not (PACKAGES / ".bin/claude").exists():
+        pytest.skip("NO claude in .agents: npm install --prefix .agents @anthropic-ai/claude-code@2.1.325")
+    env = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": "k", "ANTHROPIC_MODEL": "M",
+           "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(CONTEXT), "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "2048",
+           "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}  # fmt: skip
+    return place.run("claude", "-p", ASKED, "--allowedTools", "Bash", "--output-format", "json", **env)
+
+
+@pytest.mark.parametrize("agent", [pi, codex, opencode, qwen, continued, claude])
 def test_an_agent_does_its_loop(place, server, agent):
     """It calls its shell, sends the result back, and says what came; its second turn runs little but what is new."""
     before = len(place.requests())

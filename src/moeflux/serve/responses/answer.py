@@ -180,7 +180,8 @@ class ResponsesAnswer:
             "top_logprobs": r.top_logprobs or 0, "presence_penalty": r.presence_penalty or 0.0,
             "frequency_penalty": r.frequency_penalty or 0.0,
             "text": {"format": format, "verbosity": (r.text and r.text.verbosity) or "medium"},
-            "tool_choice": r.tool_choice or "auto", "tools": [_tool(tool) for tool in r.tools or ()], "truncation": r.truncation or "disabled",
+            "tool_choice": r.tool_choice or "auto", "tools": [_tool(tool) for tool in r.tools or ()],
+            "truncation": r.truncation or "disabled",
             "usage": self._usage, "user": r.user, "metadata": r.metadata or {},
         }  # fmt: skip
         return said if self._diagnostics is None else {**said, "prompt_cache_diagnostics": self._diagnostics}
