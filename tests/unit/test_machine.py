@@ -13,7 +13,7 @@ from moeflux.runtime.machine import MemoryFacts, Place, Processor
 def test_this_machine():
     processor = machine.read_processor()
     assert 1 <= processor.usable <= processor.cores
-    assert processor.isa in ("avx512_vnni", "avx2", "generic")
+    assert processor.isa in ("avx512_vnni", "avx_vnni", "avx2", "generic")
     memory = machine.read_memory()
     assert 0 < memory.free <= memory.total
     assert machine.read_place(machine.PROC).file_system == "proc"

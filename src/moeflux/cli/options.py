@@ -37,7 +37,7 @@ _OWN = "default: the model's own"
 MOST = 2**31  # of anything that is counted
 
 Backend = Annotated[str, _in(_ENGINE, help="auto, native, numpy or cuda.")]
-Isa = Annotated[str, _in(_ENGINE, help="auto, avx512_vnni, avx2 or generic.")]
+Isa = Annotated[str, _in(_ENGINE, help="auto, avx512_vnni, avx_vnni, avx2 or generic.")]
 Ram = Annotated[str | None, _in(_ENGINE, help="Ceiling for the memory of the process, like 8GiB; default: what is free.")]
 Context = Annotated[int | None, _in(_ENGINE, min=1, help="Longest sequence, in tokens; default: 8192, or the model's own.")]
 Slots = Annotated[

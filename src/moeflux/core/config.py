@@ -11,7 +11,7 @@ from moeflux.core.errors import OptionError
 from moeflux.core.units import parse_bytes
 
 BACKENDS = ("native", "numpy", "cuda")
-ISAS = ("auto", "avx512_vnni", "avx2", "generic")
+ISAS = ("auto", "avx512_vnni", "avx_vnni", "avx2", "generic")
 Kv = Literal["bf16", "f32"]  # how keys, values and latents are kept
 Hints = Literal["none", "previous", "lookahead", "both"]  # how experts that later layers will want are foreseen
 Scales = Literal["auto", "kept", "streamed"]  # of all experts, where not every expert is in memory

@@ -291,8 +291,7 @@ def _state(span: Span) -> tuple[Any, ...]:
 
 def available_isas() -> tuple[str, ...]:
     """Instruction sets whose kernels run on this machine, best first."""
-    order = ("avx512_vnni", "avx2", "generic")
-    return order[order.index(_native.instruction_set()) :]
+    return tuple(_native.instruction_sets())
 
 
 def _wrap(matrix: Matrix) -> _native.Matrix:
