@@ -13,7 +13,15 @@ import numpy as np
 
 from moeflux.session.writer import Writer
 
-TOOLS = ("bash", "Bash", "shell", "shell_command", "exec_command", "run_shell_command", "read")  # the first one is called
+TOOLS = (
+    "bash",
+    "Bash",
+    "shell",
+    "shell_command",
+    "exec_command",
+    "run_shell_command",
+    "read",
+)  # the first one that there is
 WORDS = "It says {n}: the quick brown fox.\nThat is all."
 THOUGHT = "I look at step {n}.\n</think>\n\n"
 COMMAND = os.environ.get("SCRIPTED_COMMAND", "true")
@@ -27,7 +35,7 @@ def begin(self, text, request, *rest):
     n = prompt.count("<|im_start|>assistant")
     turn = prompt.rpartition("<|im_start|>user")[2]
     schemas = getattr(request.splitter, "_schemas", {})
-    tool = next((name for name in TOOLS if name in schemas), None)
+    tool = next((name for name in (*TOOLS, *schemas) if name in schemas), None)
     script = WORDS.format(n=n) if tool is None or "<tool_response>" in turn else call(tool, schemas[tool], n)
     thinks = prompt.rstrip().endswith("<think>")
     self._script = text, (THOUGHT.format(n=n) if thinks else "") + script, list[int]()
