@@ -75,7 +75,8 @@ def test_sequences_in_company_restored_and_traced(engine, whole):
     """Two at once, one goes back to a checkpoint, one is traced on the way: every row is that of one chunk."""
     start = len(IDS) - 2
     one, two = engine.sequence(), engine.sequence()
-    engine.forward(Segment(one, IDS[:start], "none"), Segment(two, IDS[: start + 1], "none"))
+    engine.prefill(one, IDS[:start])
+    engine.prefill(two, IDS[: start + 1])
     one.checkpoint()
     first, second = engine.forward(Segment(one, [IDS[start]]), Segment(two, [IDS[start + 1]]))
     np.testing.assert_array_equal(first[0], whole[start])
@@ -222,3 +223,28 @@ def test_the_drivers_version(tmp_path):
     assert driver_version(path) == "570.86.15"
     path.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n")
     assert driver_version(path) == "580.65.06"
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter takes minutes")
+def test_random_places_cuts_and_company(tmp_path):
+    """Any number of slots, with records or without, prompts cut anywhere, two sequences: always the bits of one chunk."""
+    folder = write_tiny(tmp_path / "m", num_experts=16, num_experts_per_tok=4, num_hidden_layers=4)
+    rng = np.random.default_rng(11)
+    with load(folder, backend="cuda", context=512, sequences=2) as engine:
+        model = engine.model
+        ids = rng.integers(0, 64, 96).tolist()
+        expected = engine.score(ids)
+        for trial in range(40):
+            per_layer, staged = int(rng.integers(4, 17)), int(rng.integers(1, 17))
+            tiers = Tiers(512, 4 * per_layer, staged, bool(trial % 3))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(engine, "_model", replace(model, runner=CudaRunner(model.ops, model, tiers)))
+                one, two = engine.sequence(), engine.sequence()
+                cut, end = int(rng.integers(1, 60)), int(rng.integers(62, 96))
+                engine.prefill(one, ids[:cut])
+                engine.prefill(two, ids[: end - 20])
+                for i in range(20):
+                    if cut + i < end:
+                        a, b = engine.forward(Segment(one, [ids[cut + i]]), Segment(two, [ids[end - 20 + i]]))
+                        np.testing.assert_array_equal(a[0], expected[cut + i], err_msg=str(tiers))
+                        np.testing.assert_array_equal(b[0], expected[end - 20 + i], err_msg=str(tiers))
