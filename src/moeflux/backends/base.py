@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeflux.backends.ops import Arrivals, Handle, LayerWeights, Ops, Span
-from moeflux.backends.state import Array
+from moeflux.backends.state import Array, LayerState
 from moeflux.models.spec import ModelSpec
 
 F32 = npt.NDArray[np.float32]
@@ -112,6 +112,9 @@ class Batch(Protocol):
         """By token."""
 
     def spans(self, layer: int) -> list[Span]: ...
+
+    def states(self) -> Sequence[Sequence[LayerState]]:
+        """Of every sequence those of its layers, in the order of the spans."""
 
     def wanted_rows(self) -> list[int]:
         """Rows whose logits are returned."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeflux.backends.ops import Span
+from moeflux.backends.state import LayerState
 from moeflux.core.errors import InputError, StateError
 from moeflux.plan.text_size import turn_rows
 from moeflux.runtime.sequence import Sequence
@@ -113,6 +114,10 @@ class Batch:
                 for at in range(0, len(segment.tokens), step):
                     stop = start + min(at + step, len(segment.tokens))
                     yield slice(start + at, stop), partial(segment.take, at)
+
+    def states(self) -> list[tuple[LayerState, ...]]:
+        """Of every segment's sequence."""
+        return [segment.sequence.states for segment in self.segments]
 
     def wanted_rows(self) -> list[int]:
         """Rows whose logits are wanted, segment by segment."""

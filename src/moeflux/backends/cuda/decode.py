@@ -42,6 +42,8 @@ class Decoder:
             ops.device, [prepare(layer) for layer in layers], ends, pool, _angles(ops, layers, options), options
         )
         self._buffers = self._phases.buffers
+        self._tokens = self._buffers.tokens.numpy()
+        self._attending = [i for i, layer in enumerate(layers) if isinstance(layer.spec.mixer, Attention)]
         self._graph: Any = None
         self._states: Sequence[LayerState] | None = None
         self._last: ref[LayerState] | None = None  # of the sequence that was stepped last
@@ -69,18 +71,17 @@ class Decoder:
         assert self._states is not None
         if self._length + n > self._options.context:
             raise StateError(f"{self._length + n} tokens, but this decoder holds {self._options.context}")
-        for state in self._states:
-            if isinstance(state, KvState):
-                missing = self._length + n - len(state.keys)
+        for i in self._attending:
+            for rows in self._states[i].rows.values():
+                missing = self._length + n - len(rows)
                 if missing > 0:
-                    state.keys.extend(missing)
-                    state.values.extend(missing)
+                    rows.extend(missing)
         self._enter_places()
 
     def _enter_places(self) -> None:
         """Where they changed since the last time."""
         assert self._states is not None
-        kept = [rows for state in self._states for rows in state.rows.values()]
+        kept = [rows for i in self._attending for rows in self._states[i].rows.values()]
         now = [(len(rows.blocks), rows.blocks[-1].address if rows.blocks else 0) for rows in kept]
         if now == self._entered:
             return
@@ -102,11 +103,10 @@ class Decoder:
     def step(self, states: Sequence[LayerState], length: int, token: int) -> Tensor:
         """One token of one sequence, which is not held on to. Its logits, good until the next step; they may still be
         under way. The sequence of the last step needs no binding, and the token of its largest logit is there already."""
-        tokens = self._buffers.tokens
         prepared = self._last is not None and self._last() is states[0] and length == self._length
         if not prepared:
             self.bind(states, length, token)
-        elif tokens[length % len(tokens)] != token:
+        elif self._tokens[length % len(self._tokens)] != token:
             self._choose(token)
         self._states, self._last = states, None  # a step that fails is not followed
         self.reserve(1)
@@ -129,7 +129,7 @@ class Decoder:
             for _ in range(n):
                 self._phases.launch()
                 self._length += 1
-                yield int(self._buffers.tokens[self._length % len(self._buffers.tokens)])
+                yield int(self._tokens[self._length % len(self._tokens)])
             return
         events: list[Any] = []
         for i in range(n + 1):
@@ -141,7 +141,7 @@ class Decoder:
             if i > 0:
                 events[i - 1].synchronize()
                 self._length += 1
-                yield int(self._buffers.tokens[self._length % len(self._buffers.tokens)])
+                yield int(self._tokens[self._length % len(self._tokens)])
 
     @property
     def logits(self) -> Tensor:

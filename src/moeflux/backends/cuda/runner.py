@@ -88,23 +88,23 @@ class CudaRunner(ComposedRunner):
 
     def _is_step(self, batch: Batch) -> bool:
         """One token of each sequence, of which nobody wants to know more than the logits; keys and values in bf16."""
+        tokens, states = batch.tokens(), batch.states()
         return (
-            all(span.stop - span.start == 1 for span in batch.spans(0))
+            len(tokens) == len(states)
             and batch.recorder(self.ops.to_numpy) is None
             and not self.model.experts.recording
             and next(batch.handed_rows(self.model.spec.vocab), None) is None
-            and all(rows.storage.dtype == "BF16" for rows in batch.spans(self._attending)[0].state.rows.values())
+            and all(rows.storage.dtype == "BF16" for rows in states[0][self._attending].rows.values())
         )
 
     def _step(self, decoder: Decoder, batch: Batch, cancel: Cancel | None) -> F32 | None:
         """The sequences one after another. Logits come to memory that is the caller's own."""
-        by_layer = [batch.spans(i) for i in range(len(self.model.trunk.layers))]
-        tokens, wanted = batch.tokens(), batch.wanted_rows()
+        tokens, states, wanted = batch.tokens(), batch.states(), batch.wanted_rows()
         found = torch.empty(len(wanted), self.model.spec.vocab, pin_memory=self._cuda.device.name != "cpu")
-        for i, span in enumerate(by_layer[0]):
+        for i, span in enumerate(batch.spans(0)):
             if cancel:
                 cancel.check()
-            logits = decoder.step([spans[i].state for spans in by_layer], span.position, tokens[i])
+            logits = decoder.step(states[i], span.position, tokens[i])
             if i in wanted:
                 found[wanted.index(i)].copy_(logits, non_blocking=True)
             self._wait()
