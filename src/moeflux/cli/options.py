@@ -45,9 +45,10 @@ _ENGINE, _SAMPLING, _OUTPUT = "Engine", "Sampling", "Output that must fit"
 _OWN = "default: the model's own"
 MOST = 2**31  # of anything that is counted
 
-Backend = Annotated[str, _in(_ENGINE, help="auto, native, numpy or cuda.")]
+Backend = Annotated[str, _in(_ENGINE, help="auto (a GPU that can be used, else native), native, numpy or cuda.")]
 Isa = Annotated[str, _in(_ENGINE, help="auto, avx512_vnni, avx_vnni, avx2 or generic.")]
 Ram = Annotated[str | None, _in(_ENGINE, help="Ceiling for the memory of the process, like 8GiB; default: what is free.")]
+Vram = Annotated[str | None, _in(_ENGINE, help="Memory of the GPU to use, like 20GiB; 0: no GPU; default: what is free.")]
 Context = Annotated[int | None, _in(_ENGINE, min=1, help="Longest sequence, in tokens; default: 8192, or the model's own.")]
 Slots = Annotated[
     int | None, _in(_ENGINE, min=1, max=MOST, help="Experts in memory at most; default: as many as the budget holds.")
@@ -80,7 +81,7 @@ SchemaFile = Annotated[Path | None, _in(_OUTPUT, "--schema", parser=path_of, hel
 Regex = Annotated[str | None, _in(_OUTPUT, help="this regular expression.")]
 GrammarFile = Annotated[Path | None, _in(_OUTPUT, "--grammar", parser=path_of, help="the Lark grammar in this file.")]
 
-_LOADING = ("backend", "threads", "ram", "context", "isa", "slots")
+_LOADING = ("backend", "threads", "ram", "vram", "context", "isa", "slots")
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
             "logprobs")  # fmt: skip
 

@@ -80,6 +80,9 @@ class Buffers:
         self.rows_base = new(8, dtype=torch.bfloat16)
         tokens = torch.zeros(max(16, options.context), dtype=torch.int32)
         self.tokens = tokens.pin_memory() if device.dp4a else tokens  # the device writes into host memory
+        entered = torch.zeros(2, dtype=torch.int32)
+        self.entered = entered.pin_memory() if device.dp4a else entered  # a token that the host chose, and where it stands
+        self.chosen, self.certain = new(2, dtype=torch.int32), new(1)
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
@@ -185,6 +188,8 @@ class Phases:
                 tiles.route.rows, **self._flags(), **self._how(tiles.route),
             )  # fmt: skip
         if mask & 16:
+            if pool.fetch is not None:
+                pool.fetch(i, b.router)
             step.gate_up_kernel[(k * spec.width // tiles.gate_up.rows,)](
                 pool.words, pool.scales, pool.table[i], b.router, b.hidden, b.squares, norm, eps, b.inner,
                 pool.shape.slot_words, k, experts, spec.width, groups, log, tiles.gate_up.rows, **self._flags(),
@@ -197,17 +202,29 @@ class Phases:
                 **self._flags(), **self._how(tiles.down),
             )  # fmt: skip
 
+    def enter(self, token: int, position: int) -> None:
+        """As if the last step had chosen this token: its embedding, and the position that it stands at."""
+        b = self.buffers
+        b.entered[0], b.entered[1] = token, position - 1
+        b.chosen.copy_(b.entered, non_blocking=True)
+        b.position.copy_(b.chosen[1:])
+        self._next(b.certain, b.chosen, 1)
+
     def _finish(self) -> None:
         b, ends, eps = self.buffers, self._ends, self._options.eps
-        head, table, n = ends.head, ends.embedding, len(b.best)
+        head, n = ends.head, len(b.best)
         tile = self._options.tiles.head
         step.head_kernel[(n,)](
             head.codes, head.scales, head.biases, b.hidden, b.squares, ends.final_norm, eps, b.logits, b.best, b.index,
             head.rows, self._hidden // 64, _log(self._hidden), tile.rows, 3, **self._flags(), **self._how(tile),
         )  # fmt: skip
+        self._next(b.best, b.index, n)
+
+    def _next(self, best: Tensor, index: Tensor, n: int) -> None:
+        b, table = self.buffers, self._ends.embedding
         step.next_kernel[(1,)](
-            b.best, b.index, n, table.codes, table.scales, table.biases, b.hidden, b.squares, b.position, b.tokens,
-            len(b.tokens), 1 << _log(n), self._hidden, PDL=self._pdl, **self._how(Tile()),
+            best, index, n, table.codes, table.scales, table.biases, b.hidden, b.squares, b.position, b.tokens,
+            len(b.tokens), max(2, 1 << _log(n)), self._hidden, PDL=self._pdl, **self._how(Tile()),
         )  # fmt: skip
 
 
