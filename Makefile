@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/* native/*/*) CMakeLists.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-cuda lint format sanitize sanitize-native soak soak-serve clients clean
+.PHONY: demo test test-cuda lint format sanitize sanitize-native soak soak-serve clients agents test-agents clean
 
 # The demo model has 256 experts; only 40 % of them may be in memory, so that the others are really streamed.
 demo: $(VENV)/.package
@@ -72,6 +72,16 @@ clients:
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check litellm==1.106.2 llm-comply==0.5.0 \
 	  schemathesis==4.32.5 'lm-eval[api]==0.4.13'
+
+# Coding agents and SDKs in JavaScript, pinned, with a node of their own: 1.4 GB from npm. Then `make test-agents`.
+AGENTS := .agents
+agents:
+	mkdir -p $(AGENTS)
+	cp tests/serve/agents/package.json $(AGENTS)/
+	npm install --prefix $(AGENTS) --silent --no-audit --no-fund
+
+test-agents: $(VENV)/.test
+	$(BIN)/python -m pytest -q -rs tests/serve/test_agents.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("moeflux needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

@@ -10,6 +10,7 @@ of its dialect, and must not touch another. None is lost, and memory stays flat.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import subprocess
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import httpx
 
-from serve.server import Server, serving
+from serve.server import Server, serving, wait_until
 
 CHAT = "/v1/chat/completions"
 WORDS = ("fox", "bear", "river", "moon", "cake", "boat", "tree", "star")
@@ -127,6 +128,43 @@ def run(server: Server, alone: Server, clients: int, seconds: float, seed: int) 
     return tally
 
 
+def killed(folder: Path, times: int, seed: int) -> None:
+    """kill -9 under load, again and again: each time it starts, finds the states that were written, and says the same."""
+    kept = folder / "kept"
+    kept.mkdir()
+    options = ("--context", "2048", "--prefix-folder", str(kept), "--parallel", "2")
+    messages = [{"role": "user", "content": "A fox and a bear went to the river. " * 60}]
+    wanted, rng = None, random.Random(seed)
+    for i in range(times + 1):
+        with serving(folder, *options) as server:
+            answer = server.chat(messages, max_tokens=10)
+            wanted, usage = wanted or answer["choices"], answer["usage"]
+            assert answer["choices"] == wanted
+            assert i == 0 or usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] - 40, usage
+            wait_until(lambda: any(path.is_file() for path in kept.rglob("*")))
+            if i < times:
+                _kill_under_load(server, rng)
+    assert not list(kept.rglob("*.tmp*"))
+
+
+def _kill_under_load(server: Server, rng: random.Random) -> None:
+    """While requests run, and states are being written."""
+
+    def ask(i: int) -> None:
+        messages = [{"role": "user", "content": f"{i} " + "one two three " * 200}]
+        body = {"model": "m", "messages": messages, "max_tokens": 200, "stream": i % 2 == 0}
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.post(server.url + CHAT, json=body, timeout=60)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2 + rng.random())
+    server.kill()
+    for thread in threads:
+        thread.join()
+
+
 BAD = ("wrong", "wrong error", "lost", "grown", "stuck")
 TIGHT = ("--slots", "64", "--context", "2048", "--parallel", "4", "--prefixes", "8MB")
 
@@ -143,6 +181,7 @@ def main() -> int:
     arguments.add_argument("--clients", type=int, default=50)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--rate", type=int, default=80, help="reads of 1,024 that fail")
+    arguments.add_argument("--kills", type=int, default=20)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -153,6 +192,8 @@ def main() -> int:
         with serving(folder) as alone, serving(folder, *TIGHT, env=faulty(shim, given.rate, when)) as server:
             when.touch()
             tally = run(server, alone, given.clients, given.seconds, given.seed)
+        killed(folder, given.kills, given.seed)
+    print(f"killed {given.kills} times, and whole each time")
     print(f"{given.clients} clients, {given.seconds:g} s: {dict(tally)}")
     return int(any(tally[name] for name in BAD))
 

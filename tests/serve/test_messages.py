@@ -176,7 +176,7 @@ def test_why_a_prompt_was_not_known(client):
     def told(previous, **more):
         body = {"messages": ASKED, "system": "Be kind.", "tools": [READ], **more}
         answer = ask(client, **body, extra_body={"diagnostics": {"previous_message_id": previous}})
-        return answer.id, answer.model_dump()["diagnostics"]["cache_miss_reason"]
+        return answer.id, (answer.model_dump()["diagnostics"] or {}).get("cache_miss_reason")
 
     id, reason = told(None)
     assert reason is None

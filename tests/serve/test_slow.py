@@ -176,3 +176,15 @@ def _accepts(server):
     except httpx.TransportError:
         return False
     return True
+
+
+def test_a_request_whose_time_is_over(tmp_path):
+    with serving(tmp_path, "--deadline", "0.5", "--context", "4096") as server:
+        late = server.post(CHAT, {**ENDLESS, "stream": False})
+        assert late.status_code == 504
+        assert late.headers["x-should-retry"] == "false"
+        assert late.json()["error"]["type"] == "timeout_error"
+        stream = Stream(server)
+        assert "timeout_error" in stream.read_until("error")
+        stream.leave()
+        assert server.chat(max_tokens=2)["choices"]

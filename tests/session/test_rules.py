@@ -229,6 +229,30 @@ def test_schemas_that_cannot_be_followed_are_left_open(text, caplog):
     assert calls_of(events)[0][0] == "odd"
 
 
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_call_or_an_answer_that_fits(text, calls):
+    """With tools and a grammar the model may call instead of answering."""
+    script = written(text, ("wait", {})) if calls else '{"age": 5}'
+    for thought in ("", "hm</think>\n\n"):
+        more = {} if thought else no_thoughts()
+        writer, events = writer_of(text, RequestOptions(grammar=PERSON), tools=TOOLS, **more)
+        say(text, writer, events, thought + script)
+        assert calls_of(events) == ([("wait", {}, True)] if calls else [])
+        assert said(events) == ("" if calls else '{"age": 5}')
+
+
+def test_many_tools(text):
+    """More than a grammar can name with all their parameters: arguments are then any."""
+    inner = {f"p{i}": {"type": "integer"} for i in range(30)}
+    many = tuple({"name": f"tool_{i}", "parameters": {"type": "object", "properties": inner}} for i in range(60))
+    writer, events = writer_of(text, loaded=many, **no_thoughts())
+    say(text, writer, events, written(text, ("tool_7", {"p0": 1})))
+    assert calls_of(events) == [("tool_7", {"p0": 1}, True)]
+    writer, events = writer_of(text, loaded=many, choice=ToolChoice("required", ("tool_9",)), **no_thoughts())
+    say(text, writer, events, "")
+    assert calls_of(events)[0][0] == "tool_9"
+
+
 def test_what_cannot_be(text):
     with pytest.raises(InputError, match="both be a call and fit"):
         writer_of(text, RequestOptions(grammar=PERSON), tools=TOOLS, choice=ToolChoice("required"))

@@ -89,7 +89,7 @@ def test_bad_tokens_are_refused(engine, ids):
         engine.generate(ids, max_tokens=3)
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5, True])
+@pytest.mark.parametrize("n", [-1, 1.5, True])
 def test_bad_max_tokens_is_refused(engine, n):
     with pytest.raises(moeflux.InputError, match="max_tokens"):
         engine.generate([1], max_tokens=n)

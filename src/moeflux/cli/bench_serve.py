@@ -31,7 +31,7 @@ PREFIXES = "64MB"
 def serve(
     model: ModelOrDemo = None,
     clients: Annotated[int, typer.Option(min=1, max=64, help="At once.")] = 8,
-    tokens: Annotated[int, typer.Option(min=2, help="Of each answer.")] = 64,
+    tokens: Annotated[int, typer.Option(min=8, help="Of each answer.")] = 64,
     samples: Annotated[int, typer.Option(min=1, help="Answers one after the other; p50 is shown.")] = 20,
     threads: Threads = None,
     ram: Ram = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,15 @@ def path_of(text: str) -> Path:
     if not str(text):
         raise typer.BadParameter("is empty")
     return Path(text)
+
+
+def numbers(given: Sequence[str], where: str, what: str, most: int = 2**31) -> tuple[int, ...]:
+    """Ascending, each once, from texts such as "1,4,16"."""
+    names = [name.strip() for text in given for name in text.split(",")]
+    wrong = [name for name in names if not (name.isascii() and name.isdigit() and 0 < int(name) <= most)]
+    if wrong:
+        raise OptionError(f"{wrong[0]!r} is no {what}", where=where, hint="such as 1,4,16")
+    return tuple(sorted({int(name) for name in names}))
 
 
 def _in(panel: str, *names: str, **settings: Any) -> Any:

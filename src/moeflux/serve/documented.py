@@ -39,7 +39,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def answers(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """One object, or a stream of events with smaller ones."""
-    stream = {"schema": {"type": "string", "description": f"Events whose data is a {chunk.__name__}."}}
+    data = {"type": "string", "description": f"A {chunk.__name__} as JSON."}
+    event = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
+    stream = {"schema": event}
     return {200: {"model": whole, "description": "The answer.", "content": {"text/event-stream": stream}}}
 
 

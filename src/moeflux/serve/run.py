@@ -19,6 +19,7 @@ from moeflux.serve.settings import Settings
 
 BACKLOG = 128
 GRACE_S = 10.0  # for answers that are ended to reach their clients
+MOST_CONNECTIONS = 1024
 IDLE_S = 75  # that a connection without a request stays open
 
 
@@ -48,6 +49,7 @@ def serve(settings: Settings, open_model: OpenModel, sock: socket.socket, versio
         server_header=False,
         lifespan="off",
         timeout_keep_alive=IDLE_S,
+        limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=int(settings.drain + GRACE_S),
     )
     server = _Server(config, service)

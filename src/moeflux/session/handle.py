@@ -116,3 +116,16 @@ class Handle:
         finally:
             if is_last:
                 self._ended.set()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the request and its caller: both may hold this, and large states would live until somebody looks for cycles."""
+        self._cancel, self._place, self._listen = _nothing, _nothing, _ignore
+
+
+def _nothing() -> None:
+    pass
+
+
+def _ignore(event: Event) -> None:
+    pass

@@ -84,7 +84,7 @@ def _said(chat: ChatFormat, c: Conversation, messages: Messages, marked: str) ->
         bare = chat.prompt(messages, c.tools, **{**c.variables, "add_generation_prompt": False}).marked
     except InputError:  # some templates refuse to end so
         return len(marked)
-    return len(commonprefix([bare, marked]))
+    return len(commonprefix([bare, marked]))  # noqa: RUF071 (characters are meant)
 
 
 class _Positions:

@@ -66,74 +66,63 @@ class Rules:
         self._call: Constraint | None = None  # the one that is being written
         self._must: list[int] = []  # around thoughts
         self._n_thought = 0
-        self._first = True
-
-    @property
-    def held(self) -> bool:
-        """Whether a grammar for the whole answer holds now."""
-        return self._main is not None and not self._reasoning and not self._must and not self._may_think
+        self._first = self._fresh = True  # nothing came yet; nothing that the grammar describes
 
     @property
     def hides_markers(self) -> bool:
         """In constrained output nothing is a marker, unless it is made of calls."""
-        return self.held and not self._rules.with_calls
+        return self._held and not self._rules.with_calls and not self._openers(self._reasoning)
 
     @property
     def finished(self) -> bool:
-        return self._main is not None and self.held and self._main.finished
+        return self._main is not None and self._held and self._main.finished
 
     def allowed(self) -> Allowed | None:
         """None: anything."""
-        constraint = self._now
-        if constraint is None and not (self._may_think and self._main is not None):
+        constraint = self._now(self._reasoning)
+        if constraint is None:
             return None
-        if constraint is not None:
-            return constraint.allowed()
-        assert self._main is not None
-        allowed = self._main.allowed()
-        assert self._rules.thoughts.opener is not None
-        allowed[self._rules.thoughts.opener] = True
+        allowed = constraint.allowed()
+        allowed[list(self._openers(self._reasoning))] = True
         return allowed
 
     def forced(self) -> list[int]:
         """What must come now. `took` is told of each."""
+        if not self._must and self._spent:
+            self._must = list(self._rules.thoughts.end)
         if self._must:
             return list(self._must)
-        if self._spent:
-            self._must = list(self._rules.thoughts.end)
-            return list(self._must)
-        constraint = self._now
-        return [] if constraint is None else constraint.forced()
+        constraint = self._now(self._reasoning)
+        return [] if constraint is None or self._openers(self._reasoning) else constraint.forced()
 
     def took(self, token: int, was_reasoning: bool) -> None:
         """A token came, and the stream has read it."""
-        constraint, may_think = self._now_for(was_reasoning), self._may_think_after(was_reasoning)
+        constraint, openers = self._now(was_reasoning), self._openers(was_reasoning)
         self._first = False
         self._n_thought += was_reasoning
         if self._must:
             del self._must[0]
-            return
-        if may_think and token != self._rules.thoughts.opener:
-            constraint = self._main
-        if constraint is not None:
+        elif (
+            self._rules.calls is not None and token == self._rules.calls.opener and (constraint is None or token in openers)
+        ):
+            self._main = None  # an answer that calls need not fit
+            self._call, self._calls = self._calls, self._constraint(self._rules.calls.grammar)
+        elif constraint is not None and token not in openers:
+            self._fresh = False
             constraint.advance([token])
             if self._call is not None and self._call.finished:
                 self._call = None
         elif was_reasoning and not self._reasoning and self._main is not None:
             self._must = list(self._rules.thoughts.gap)
-        elif self._calls is not None and self._rules.calls is not None and token == self._rules.calls.opener:
-            self._call, self._calls = self._calls, self._constraint(self._rules.calls.grammar)
 
     @property
     def _reasoning(self) -> bool:
         return self._stream is not None and self._stream.reasoning
 
     @property
-    def _may_think(self) -> bool:
-        return self._may_think_after(self._reasoning)
-
-    def _may_think_after(self, reasoning: bool) -> bool:
-        return self._first and self._main is not None and self._rules.thoughts.opener is not None and not reasoning
+    def _held(self) -> bool:
+        """Whether a grammar for the whole answer holds now."""
+        return self._main is not None and not self._reasoning and not self._must
 
     @property
     def _spent(self) -> bool:
@@ -143,15 +132,17 @@ class Rules:
             return False
         return self._stream is None or self._stream.whole or self._n_thought >= budget + UNFINISHED
 
-    @property
-    def _now(self) -> Constraint | None:
-        return self._now_for(self._reasoning)
+    def _openers(self, reasoning: bool) -> tuple[int, ...]:
+        """Tokens that may come in place of what the grammar describes: a thought before it, a call instead of it."""
+        if self._main is None or not self._fresh or reasoning or self._must:
+            return ()
+        thought = self._rules.thoughts.opener if self._first else None
+        call = None if self._rules.calls is None else self._rules.calls.opener
+        return tuple(id for id in (thought, call) if id is not None)
 
-    def _now_for(self, reasoning: bool) -> Constraint | None:
+    def _now(self, reasoning: bool) -> Constraint | None:
         """What holds for the next token."""
-        if reasoning or self._must or self._may_think_after(reasoning):
-            return None
-        return self._call or self._main
+        return None if reasoning or self._must else self._call or self._main
 
     def _constraint(self, grammar: Grammar | None) -> Constraint | None:
         if grammar is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 from moeflux.core.errors import InputError
 from moeflux.core.log import log
@@ -30,28 +31,38 @@ def rules_for(text: ModelText, c: Conversation, options: RequestOptions) -> Rule
             raise InputError("an answer cannot both be a call and fit a grammar", where="tool_choice", hint="leave one out")
         return RuleSet(_grammar(text, schemas, forced=True, parallel=not one), True, one_call=one, thoughts=thoughts)
     opener = text.chat.call_grammars.opener
-    if options.grammar is not None or opener is None or not text.tokenizer.is_byte_level:
-        return RuleSet(options.grammar, one_call=one, thoughts=thoughts)
-    calls = CallRules(opener, _grammar(text, schemas, forced=False, parallel=not one))
-    return RuleSet(None, calls=calls, one_call=one, thoughts=thoughts)
+    grammar = None
+    if opener is not None and text.tokenizer.is_byte_level:
+        grammar = _grammar(text, schemas, forced=False, parallel=not one)
+    calls = None if opener is None or grammar is None else CallRules(opener, grammar)
+    return RuleSet(options.grammar, calls=calls, one_call=one, thoughts=thoughts)
 
 
-def _grammar(text: ModelText, schemas: Schemas, *, forced: bool, parallel: bool) -> Grammar:
-    """Where a schema of a tool is too much, its calls may have any arguments."""
+def _grammar(text: ModelText, schemas: Schemas, *, forced: bool, parallel: bool) -> Grammar | None:
+    """Where a schema of a tool is too much, its calls may have any arguments. None: even that is too much, and the model may
+    write calls as it likes; where they are forced, that is an error."""
     grammars = text.chat.call_grammars
     make = grammars.forced if forced else grammars.opened
-    found = _as_grammar(make(schemas, parallel))
-    try:
-        text.vocabulary.constrain(found)
-    except InputError:
-        loose = {name: schema if _can_be_followed(text, schema) else ANY_OBJECT for name, schema in schemas.items()}
-        if loose == schemas:
-            raise
-        names = ", ".join(name for name in schemas if loose[name] is ANY_OBJECT)
-        log.warning("arguments of these tools are not held to their schemas, which cannot be followed: %s", names)
-        found = _as_grammar(make(loose, parallel))
-        text.vocabulary.constrain(found)
-    return found
+    for tools in _less_and_less(text, schemas):
+        found = _as_grammar(make(tools, parallel))
+        try:
+            text.vocabulary.constrain(found)
+        except InputError as error:
+            refused = error
+            continue
+        if tools is not schemas and (names := [name for name in schemas if tools[name] is ANY_OBJECT]):
+            log.warning("arguments of %d tools are not held to their schemas: %s", len(names), ", ".join(names[:5]))
+        return found
+    if forced:
+        raise refused
+    log.warning("calls of %d tools are not held to any grammar: %s", len(schemas), refused.what)
+    return None
+
+
+def _less_and_less(text: ModelText, schemas: Schemas) -> Iterator[Schemas]:
+    yield schemas
+    yield {name: schema if _can_be_followed(text, schema) else ANY_OBJECT for name, schema in schemas.items()}
+    yield dict.fromkeys(schemas, ANY_OBJECT)
 
 
 def _as_grammar(calls: CallGrammar) -> Grammar:

@@ -104,6 +104,10 @@ class Work:
             done, total = self.told - start, len(self.run) - start
             self.handle.tell(PrefillProgress(done, total, self.use.bytes_read, self.clock.elapsed))
 
+    def let_go(self) -> None:
+        """Of its state. It is over, and whoever still has its handle does not need it."""
+        self.session, self.job, self.scores = None, None, None
+
     def end(self, error: MoefluxError | None) -> None:
         """Tells the last event. Without an error: its writer has ended, or it was cancelled, or it is late."""
         if error is None and self.writer.reason is None and self.late and not self.cancelled:

@@ -124,8 +124,8 @@ class Worker:
             self._changed.notify_all()
         self._thread.join(max(0.0, drain_s))
         for work in list(self._running):
-            if work.job is not None:
-                self._scheduler.cancel(work.job)
+            if (job := work.job) is not None:
+                self._scheduler.cancel(job)
         self._thread.join()
         self._loader.close()
 
@@ -141,8 +141,8 @@ class Worker:
 
     def _stop_late(self, work: Work) -> None:
         """It was cancelled, or its time is over: `_drop_late` ends it, and the scheduler stops it if it runs."""
-        if work.job is not None:
-            self._scheduler.cancel(work.job)
+        if (job := work.job) is not None:
+            self._scheduler.cancel(job)
         self._wake()
 
     def _wake(self) -> None:
@@ -289,13 +289,17 @@ class Worker:
         job = work.job
         if error is None and job is not None and job.error is not None and not job.cancelled:
             error = _typed(job.error)
+            log.warning("a request failed", exc_info=error)
         if work.marked is not None and error is None and work.ids:
             answer = self._text.chat.rendered(work.ids)
             self._transcripts.remember(work.marked + answer, [*work.run[: work.writer.usage.prompt], *work.ids])
             self._transcripts.remember_calls(work.calls)
         if error is None and self._closing is not None and not work.cancelled and work.writer.reason is None:
             error = ClosedError("the worker was closed")
+        if error is not None:
+            _forget_frames(error)
         work.end(error)
+        work.let_go()
 
     def _end_waiting(self, error: MoefluxError) -> None:
         for work in (*self._waiting, *self._loading):
@@ -318,3 +322,12 @@ def _typed(error: BaseException) -> MoefluxError:
         return error
     log.error("a request failed in a way that it should not", exc_info=error)
     return InternalError(f"{type(error).__name__}: {error}")
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """An error lives as long as its caller likes, and the frames that it went through hold the states of sequences."""
+    if error is not None:
+        error.__traceback__ = None
+        _forget_frames(error.__cause__)
+        if error.__context__ is not error.__cause__:
+            _forget_frames(error.__context__)

@@ -25,6 +25,7 @@ _REASONS = {
     "stop_sequence": "stop_sequence",
 }
 _MISSES = {"model": "model_changed", "tools": "tools_changed", "system": "system_changed"}
+CALLER = {"type": "direct"}  # the model itself
 PING = Sse('{"type":"ping"}', "ping")
 
 
@@ -75,7 +76,8 @@ class MessagesAnswer:
     def end(self) -> list[Sse]:
         assert self._finish is not None
         usage = self._usage(self._finish.usage)
-        delta = {"stop_reason": self._reason, "stop_sequence": self._finish.stop_sequence}
+        ended = {"stop_reason": self._reason, "stop_sequence": self._finish.stop_sequence}
+        delta = {**ended, "stop_details": None, "container": None}
         return [_event("message_delta", delta=delta, usage=usage), _event("message_stop")]
 
     def fail(self, problem: Problem) -> list[Sse]:
@@ -175,8 +177,8 @@ class MessagesAnswer:
     def _note(self, ids: tuple[int, ...], said: int) -> None:
         whose = self._whose
         now = Fingerprint.of(self._request.model, whose.conversation, ids, said, self._format)
-        if self._request.diagnostics is not None:
-            self._diagnostics = {"cache_miss_reason": self._missed(now)}
+        missed = self._missed(now)
+        self._diagnostics = None if missed is None else {"cache_miss_reason": missed}
         whose.ledger.remember(self._id, now)
 
     def _missed(self, now: Fingerprint) -> dict[str, Any] | None:
@@ -224,7 +226,7 @@ class _Block:
         empty: dict[str, dict[str, Any]] = {
             "text": {"type": "text", "text": "", "citations": None},
             "thinking": {"type": "thinking", "thinking": "", "signature": ""},
-            "tool_use": {"type": "tool_use", "id": self.id, "name": self.name, "input": {}},
+            "tool_use": {"type": "tool_use", "id": self.id, "name": self.name, "input": {}, "caller": CALLER},
         }
         return [_event("content_block_start", index=self.index, content_block=empty[self.kind])]
 
@@ -258,7 +260,7 @@ class _Block:
             case "thinking":
                 return {"type": "thinking", "thinking": "" if self._omits else text, "signature": self._signature}
         given = completed_members(text)
-        return {"type": "tool_use", "id": self.id, "name": self.name, "input": given}
+        return {"type": "tool_use", "id": self.id, "name": self.name, "input": given, "caller": CALLER}
 
 
 def _event(kind: str, **fields: Any) -> Sse:

@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,6 +16,7 @@ from moeflux.sampling.constraint import Grammar
 from moeflux.serve.answering import Told
 from moeflux.serve.asks import Ask
 from moeflux.serve.errors import Problem, openai_body, refuse
+from moeflux.serve.lifetimes import seconds_of, with_lifetimes
 from moeflux.serve.openai.chat_types import ChatCompletion, ChatRequest
 from moeflux.serve.openai.fields import grammar_of
 from moeflux.serve.openai.usage import logprob_of, usage_of
@@ -41,19 +43,23 @@ def asks_of(request: ChatRequest, text: ModelText) -> list[Ask]:
         raise refuse("a message of the assistant at the end goes on", "continue_final_message")
     if request.top_logprobs and not request.logprobs:
         raise refuse("top_logprobs needs logprobs", "top_logprobs")
-    messages = [message.model_dump(exclude_unset=True) for message in request.messages]
+    dumped = [message.model_dump(exclude_unset=True) for message in request.messages]
+    messages = [with_lifetimes(message, f"messages.{i}") for i, message in enumerate(dumped)]
     conversation = Conversation(messages, request.tools, variables_of(request), choice_of(request))
     sampling = request.sampling((request.top_logprobs or 0) if request.logprobs else None)
     most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     grammar = format_of(request.response_format) or grammar_of(request.structured_outputs)
+    wanted = RequestOptions(most, request.stops, grammar, keep_s=keep_of(request), reasoning_budget=request.reasoning_budget)
     return [
-        Ask(
-            conversation,
-            RequestOptions(most, request.stops, grammar, sampling.for_answer(text, i)),
-            beside=0 if i else None,
-        )
+        Ask(conversation, replace(wanted, sampling=sampling.for_answer(text, i)), beside=0 if i else None)
         for i in range(request.n or 1)
     ]
+
+
+def keep_of(request: ChatRequest) -> float:
+    """Seconds that the state of the prompt is kept at least."""
+    options = request.prompt_cache_options
+    return seconds_of(options.ttl, "prompt_cache_options.ttl") if options and options.ttl else 0.0
 
 
 def variables_of(request: ChatRequest) -> dict[str, Any]:

@@ -24,6 +24,12 @@ class ChatMessage(BaseModel):
     reasoning_content: str | None = None
 
 
+class CacheOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    ttl: str | None = Field(default=None, description="How long the state of the prompt is kept at least, like 30m.")
+
+
 class ChatRequest(SamplingFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Whole | None = Field(default=None, description="0: run and keep the prompt, say nothing.")
@@ -35,7 +41,9 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     reasoning_effort: Effort | None = None
+    reasoning_budget: Whole | None = Field(default=None, description="Tokens; a thought that is longer is ended.")
     chat_template_kwargs: dict[str, Any] | None = None
+    prompt_cache_options: CacheOptions | None = None
     continue_final_message: bool | None = Field(
         default=None, description="An assistant's message at the end always goes on; false is refused there."
     )

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from moeflux.sampling.params import SamplingParams
 from moeflux.serve.answering import Told
 from moeflux.serve.errors import Problem, openai_body
 from moeflux.serve.openai.usage import logprob_of
@@ -34,6 +35,7 @@ class Answered:
     conversation: Conversation
     ledger: Ledger
     tokenizer: Tokenizer
+    sampling: SamplingParams  # the model's own way
 
 
 class ResponsesAnswer:
@@ -173,14 +175,21 @@ class ResponsesAnswer:
             "output": list(self._done), "parallel_tool_calls": r.parallel_tool_calls is not False,
             "previous_response_id": r.previous_response_id, "prompt_cache_key": r.prompt_cache_key,
             "reasoning": reasoning, "safety_identifier": r.safety_identifier, "service_tier": "default",
-            "store": r.store is not False, "temperature": r.temperature, "top_p": r.top_p,
+            "store": r.store is not False, "temperature": self._drawn(r.temperature, self._whose.sampling.temperature),
+            "top_p": self._drawn(r.top_p, self._whose.sampling.top_p),
             "top_logprobs": r.top_logprobs or 0, "presence_penalty": r.presence_penalty or 0.0,
             "frequency_penalty": r.frequency_penalty or 0.0,
             "text": {"format": format, "verbosity": (r.text and r.text.verbosity) or "medium"},
-            "tool_choice": r.tool_choice or "auto", "tools": r.tools or [], "truncation": r.truncation or "disabled",
+            "tool_choice": r.tool_choice or "auto", "tools": [_tool(tool) for tool in r.tools or ()],
+            "truncation": r.truncation or "disabled",
             "usage": self._usage, "user": r.user, "metadata": r.metadata or {},
         }  # fmt: skip
         return said if self._diagnostics is None else {**said, "prompt_cache_diagnostics": self._diagnostics}
+
+    @staticmethod
+    def _drawn(asked: float | None, own: float) -> float:
+        """As it was: what the client asked for, or the model's own way."""
+        return own if asked is None else asked
 
     # Why what was known was not.
 
@@ -207,8 +216,14 @@ def miss(difference: Difference) -> dict[str, Any]:
         "type": "cache_miss",
         "reason": _MISSES.get(difference.what, "input_changed"),
         "cache_missed_tokens": difference.missed,
+        "comparison_reusable_tokens": difference.position,
         "at": {"part": difference.what, "index": difference.index, "token": difference.position},
     }
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """With all that clients expect of one."""
+    return {"description": None, "parameters": None, "strict": False, **tool} if tool.get("type") == "function" else tool
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

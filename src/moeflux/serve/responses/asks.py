@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeflux.sampling.constraint import Grammar
 from moeflux.serve.asks import Ask
 from moeflux.serve.errors import refuse
+from moeflux.serve.lifetimes import seconds_of, with_lifetimes
 from moeflux.serve.responses.types import ResponsesRequest
 from moeflux.serve.sampling import Sampling
 from moeflux.session.handle import RequestOptions
@@ -19,8 +19,6 @@ from moeflux.text.items import full_name, read_items
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
-_TTL = re.compile(r"(\d{1,6})([smhd])")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 ANY_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 Items = Sequence[Mapping[str, Any]]
@@ -45,7 +43,7 @@ def ask_of(request: ResponsesRequest, text: ModelText, before: Items = ()) -> As
 
 def conversation_of(request: ResponsesRequest, before: Items = ()) -> Conversation:
     items = [*before, *input_items(request)]
-    messages = read_items([_kept(item, f"input.{i}") for i, item in enumerate(items)])
+    messages = read_items([with_lifetimes(item, f"input.{i}") for i, item in enumerate(items)])
     if request.instructions:
         messages.insert(0, {"role": "system", "content": request.instructions})
     return Conversation(messages, functions_of(request.tools) or None, _variables(request), _choice(request))
@@ -89,31 +87,6 @@ def names_of(tools: Items | None) -> dict[str, dict[str, Any]]:
         for one in [{**t, "namespace": tool.get("name")} for t in inner] if isinstance(inner, list) else [tool]:
             found[full_name(one)] = dict(one)
     return found
-
-
-def _kept(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Breakpoints as seconds."""
-    content = item.get("content")
-    if not isinstance(content, list):
-        return dict(item)
-    parts = []
-    for i, part in enumerate(content):
-        mark = part.get("prompt_cache_breakpoint") if isinstance(part, dict) else None
-        if isinstance(mark, dict):
-            part = {
-                **part,
-                "keep_s": seconds_of(mark.get("ttl") or "30m", f"{where}.content.{i}.prompt_cache_breakpoint.ttl"),
-            }
-        parts.append(part)
-    return {**item, "content": parts}
-
-
-def seconds_of(ttl: object, where: str) -> float:
-    """A time such as 30m."""
-    found = _TTL.fullmatch(ttl) if isinstance(ttl, str) else None
-    if found is None:
-        raise refuse("it is a time such as 30m or 12h", where)
-    return int(found[1]) * _UNITS[found[2]]
 
 
 def grammar_of(request: ResponsesRequest) -> Grammar | None:

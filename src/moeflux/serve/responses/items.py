@@ -105,9 +105,8 @@ class ThoughtItem(OutputItem):
 
     def item(self, status: str) -> dict[str, Any]:
         content = [] if status == "in_progress" else [{"type": "reasoning_text", "text": self._text}]
-        encrypted = seal(self._text) if self._sealed and content else None
-        return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "encrypted_content": encrypted,
-                "status": status}  # fmt: skip
+        item = {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
+        return {**item, "encrypted_content": seal(self._text)} if self._sealed and content else item
 
 
 class CallItem(OutputItem):

@@ -46,7 +46,7 @@ def responses_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         text, earlier = service.model.text, before(body)
         ask = ask_of(body, text, earlier)
-        whose = Answered(service.settings.alias, ask.prompt, ledger, text.tokenizer)  # type: ignore[arg-type]
+        whose = Answered(service.settings.alias, ask.prompt, ledger, text.tokenizer, text.defaults)  # type: ignore[arg-type]
         run = Run(ResponsesAnswer(body, whose), [*earlier, *input_items(body)])
         if body.background:
             run.start(await service.begin([ask], id_of(request), client_of(request)), service.end)
@@ -55,6 +55,10 @@ def responses_routes(service: Service) -> APIRouter:
         if body.store is not False:
             runs.add(run)
         return await respond(request, service, [ask], run.answer, bool(body.stream))
+
+    @router.post("/v1/responses/compact", include_in_schema=False)
+    async def compact() -> Response:
+        raise refuse("conversations are not compacted here", kind="unknown")
 
     @router.get("/v1/responses/{response_id}", responses=answers(ResponseObject, ResponseEvent), response_model=None)
     async def retrieve(
