@@ -98,10 +98,12 @@ def test_what_is_there_is_not_copied_again():
     for _ in range(3):
         reader.run(0, [1, 2, 3])
     assert (tier.hits, tier.misses) == (6, 3)
+    reader.run(0, [1])
     reader.run(0, [4])
-    reader.run(0, [5])  # 1 was used longest ago
-    assert [tier.holds(0, expert) for expert in (1, 2, 3, 4, 5)] == [False, True, True, True, True]
-    reader.check([(0, e) for e in [1, 2, 3] * 3 + [4, 5]])
+    device.drain()
+    reader.run(0, [5])  # 2 was used longest ago
+    assert [tier.holds(0, expert) for expert in (1, 2, 3, 4, 5)] == [True, False, True, True, True]
+    reader.check([(0, e) for e in [1, 2, 3] * 3 + [1, 4, 5]])
 
 
 def test_a_prompt_leaves_what_decoding_uses():

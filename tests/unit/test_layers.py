@@ -29,6 +29,7 @@ OWNERS = {
     "rich": {"cli"},
     "torch": {"backends/cuda"},
     "triton": {"backends/cuda"},
+    "cuda": {"backends/cuda"},
     "llguidance": {"sampling"},
     "gguf": {"formats"},
     "huggingface_hub": {"convert"},

@@ -137,6 +137,10 @@ class Ops(ABC):
     def l2_norm(self, x: Array) -> Array:
         """x / sqrt(sum x^2 + 1e-6) over the last axis."""
 
+    def gated_norm(self, x: Array, weight: Handle, z: Array, eps: float) -> Array:
+        """The norm of each head times the gate."""
+        return self.rms_norm(x, weight, eps) * self.silu(z)
+
     @abstractmethod
     def silu(self, x: Array) -> Array: ...
 
@@ -300,7 +304,7 @@ class Ops(ABC):
             q, k = self.l2_norm(q) * spec.key_dim**-0.5, self.l2_norm(k)
             return self.delta_rule(q, k, v, decay[rows], beta[rows], span.state)
 
-        mixed = self.rms_norm(self._each(spans, recur), w["norm"], eps) * self.silu(z)
+        mixed = self.gated_norm(self._each(spans, recur), w["norm"], z, eps)
         return self.linear(mixed.reshape(n, -1), w["out_proj"])
 
     def _delta_inputs(self, x: Array, w: Weights, spec: DeltaNet) -> tuple[Array, Array, Array, Array]:

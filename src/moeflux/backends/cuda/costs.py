@@ -16,14 +16,14 @@ LOGIT_ROWS = 128  # at most at a time
 
 
 def model_costs(spec: ModelSpec, sizes: WeightSizes, chunk: int) -> Costs:
-    """Projections with the same input are there once more, joined by rows for the decode step: all but the embedding is
-    counted twice, which is more than that."""
+    """Steps keep projections with the same input joined by rows, and some again as tiles: all but the embedding is counted
+    three times, which is more than that."""
     largest = max(sizes.trunk_matrices, default=0)
     slot = 0 if shape_refusal(spec, sizes) else slot_bytes(spec)
     return Costs(
         ram=TierCosts(trunk=2 * largest, scratch=HOST_BYTES),
         vram=TierCosts(
-            trunk=sizes.trunk + sizes.trunk_read_per_token + sizes.trunk_vectors,
+            trunk=sizes.trunk + 2 * sizes.trunk_read_per_token + sizes.trunk_vectors,
             scratch=DEVICE_BYTES + _rows_bytes(spec, chunk),
             keeps_states=True,
             slot=slot,

@@ -8,6 +8,7 @@ composed blocks, with and without the graph, and with and without programmatic d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 from weakref import ref
 
@@ -18,10 +19,12 @@ from moeflux.backends.cuda.memory import Tensor
 from moeflux.backends.cuda.ops import CudaOps
 from moeflux.backends.cuda.phases import DecodeOptions, Phases
 from moeflux.backends.cuda.pool import ExpertPool
+from moeflux.backends.cuda.prompt import PromptStep
 from moeflux.backends.cuda.step_weights import Ends, prepare, refusal
 from moeflux.backends.ops import LayerWeights
 from moeflux.backends.state import DeltaState, KvState, LayerState
 from moeflux.core.errors import DeviceError, StateError
+from moeflux.core.log import log
 from moeflux.models.spec import Attention
 
 UNIT = 16  # bytes that places count in
@@ -38,9 +41,8 @@ class Decoder:
                 f"no decode step for this model: {reason}", where="backend 'cuda'", hint="run it block by block"
             )
         self._device, self._ends, self._options = ops.device, ends, options
-        self._phases = Phases(
-            ops.device, [prepare(layer) for layer in layers], ends, pool, _angles(ops, layers, options), options
-        )
+        self._ops, self._pool, self._layers = ops, pool, [prepare(layer) for layer in layers]
+        self._phases = Phases(ops.device, self._layers, ends, pool, _angles(ops, layers, options), options)
         self._buffers = self._phases.buffers
         self._tokens = self._buffers.tokens.numpy()
         self._attending = [i for i, layer in enumerate(layers) if isinstance(layer.spec.mixer, Attention)]
@@ -151,6 +153,19 @@ class Decoder:
     @property
     def phases(self) -> Phases:
         return self._phases
+
+    @cached_property
+    def prompt(self) -> PromptStep | None:
+        """Runs chunks of prompts through all layers; None where its kernels cannot be had: the composed blocks must do."""
+        if self._phases.compiled is None:
+            return None
+        try:
+            return PromptStep(self._ops, self._layers, self._ends, self._pool, self._options.eps)
+        except DeviceError as error:
+            if self._options.kernels == "cuda":
+                raise
+            log.warning("prompts run block by block, which is slower: %s", error)
+            return None
 
     def _replay(self) -> None:
         if not self._options.graph:

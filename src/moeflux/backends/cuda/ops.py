@@ -49,6 +49,7 @@ class CudaOps(Ops):
             False  # True: `route` does not wait for the device, and `check` must be called before results are used
         )
         self._broken: Tensor | None = None  # whether a router met what is not finite, where nobody has looked yet
+        self.attend_tile = (16, 4)  # rows of one program, at most 32, and its warps; changes no bit
         self.delta_tile = (8, 1)  # columns of a head's matrix in one program, and its warps; changes no bit
 
     # Weights and memory.
@@ -152,6 +153,12 @@ class CudaOps(Ops):
         rows.norm_kernel[(x.numel() // dim,)](x, weight, y, dim, 1 / dim, eps, _log(dim), mean, num_warps=4, **EXACT)
         return y
 
+    def gated_norm(self, x: Tensor, weight: Tensor, z: Tensor, eps: float) -> Tensor:
+        x, z, dim = x.contiguous(), z.contiguous(), x.shape[-1]
+        y = self._empty(*x.shape)
+        rows.gated_norm_kernel[(x.numel() // dim,)](x, weight, z, y, dim, 1 / dim, eps, _log(dim), num_warps=1, **EXACT)
+        return y
+
     def silu(self, x: Tensor) -> Tensor:
         return self._map(x, True)
 
@@ -194,11 +201,12 @@ class CudaOps(Ops):
         groups, value_dim = keys.shape[1], values.shape[2]
         q, ratio = q.contiguous(), heads // groups
         out = self._empty(n, heads, value_dim)
-        grid = (triton.cdiv(n * ratio, 16), groups)
+        tall, warps = self.attend_tile if n * ratio > 16 else (16, 4)
+        grid = (triton.cdiv(n * ratio, tall), groups)
         mixers.attend_kernel[grid](
             q, keys, values, out, n * ratio, position, scale, keys.stride(0), values.stride(0), keys.stride(1),
             values.stride(1), groups, ratio, dim, value_dim, max(16, 1 << _log(dim)), max(16, 1 << _log(value_dim)),
-            keys.dtype == torch.bfloat16, num_warps=4, **EXACT,
+            keys.dtype == torch.bfloat16, tall, num_warps=warps, **EXACT,
         )  # fmt: skip
         return out
 
@@ -276,7 +284,10 @@ class CudaOps(Ops):
         """Raise what `route` would have, where checks were deferred."""
         broken, self._broken = self._broken, None
         if broken is not None and bool(broken):
-            raise _not_finite()
+            self.refuse_scores()
+
+    def refuse_scores(self) -> None:
+        raise _not_finite()
 
     def _route_groups(self, logits: Tensor, bias: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         """Top-k of biased sigmoids within the groups whose two best experts add up to most. Sums go in rank order."""

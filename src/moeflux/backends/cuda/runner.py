@@ -20,6 +20,7 @@ from moeflux.backends.cuda.memory import Tensor
 from moeflux.backends.cuda.ops import CudaOps
 from moeflux.backends.cuda.phases import DecodeOptions
 from moeflux.backends.cuda.pool import ExpertPool, pool_shape
+from moeflux.backends.cuda.prompt import PromptStep
 from moeflux.backends.cuda.records import RecordedExperts
 from moeflux.backends.cuda.resident import expert_refusal, fill_pool, open_decoder, step_refusal
 from moeflux.backends.cuda.tier import PoolMemory
@@ -76,26 +77,41 @@ class CudaRunner(ComposedRunner):
 
     def run(self, batch: Batch, cancel: Cancel | None = None) -> F32 | None:
         if self._decoder is not None:
-            if self._is_step(batch):
+            plain = self._is_plain(batch)
+            if plain and len(batch.tokens()) == len(batch.states()) and not self._hands_out(batch):
                 with device_errors(self._cuda.device, "a decoding step"):
                     return self._step(self._decoder, batch, cancel)
             self._decoder.forget()
+            if plain and self._pool is not None and (prompt := self._decoder.prompt) is not None:
+                with device_errors(self._cuda.device, "a prompt's chunk"):
+                    return self._prompt(prompt, batch, cancel)
         self._cuda.defer_checks = self._pool is not None  # so that the host need not wait in every layer
         with device_errors(self._cuda.device, "a prompt's chunk"):
             logits = super().run(batch, cancel)
             self._cuda.check()
         return logits
 
-    def _is_step(self, batch: Batch) -> bool:
-        """One token of each sequence, of which nobody wants to know more than the logits; keys and values in bf16."""
-        tokens, states = batch.tokens(), batch.states()
+    def _is_plain(self, batch: Batch) -> bool:
+        """Nobody wants to know more than logits; keys and values are kept in bf16."""
         return (
-            len(tokens) == len(states)
-            and batch.recorder(self.ops.to_numpy) is None
+            batch.recorder(self.ops.to_numpy) is None
             and not self.model.experts.recording
-            and next(batch.handed_rows(self.model.spec.vocab), None) is None
-            and all(rows.storage.dtype == "BF16" for rows in states[0][self._attending].rows.values())
+            and all(rows.storage.dtype == "BF16" for rows in batch.states()[0][self._attending].rows.values())
         )
+
+    def _hands_out(self, batch: Batch) -> bool:
+        return next(batch.handed_rows(self.model.spec.vocab), None) is not None
+
+    def _prompt(self, prompt: PromptStep, batch: Batch, cancel: Cancel | None) -> F32 | None:
+        """Sequence by sequence through all layers."""
+        tokens, parts = batch.tokens(), []
+        for span, states in zip(batch.spans(0), batch.states(), strict=True):
+            if cancel:
+                cancel.check()
+            parts.append(prompt.run(tokens[span.rows], states, span.position))
+        logits = self.logits(batch, self.ops.join(parts, axis=0))
+        prompt.check()
+        return logits
 
     def _step(self, decoder: Decoder, batch: Batch, cancel: Cancel | None) -> F32 | None:
         """The sequences one after another. Logits come to memory that is the caller's own."""
