@@ -41,7 +41,7 @@ sanitize:
 # undefined-behaviour ones.
 SANITIZED := $(CXX) -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -ffp-contract=off -pthread
 STORE := native/check.cpp native/memory.cpp native/process.cpp $(wildcard native/store/*.cpp)
-FORWARD := $(STORE) $(addprefix native/,experts.cpp layer.cpp machine.cpp mixers.cpp pool.cpp stream.cpp isa/generic.cpp)
+FORWARD := $(STORE) $(addprefix native/,experts.cpp layer.cpp machine.cpp mixers.cpp pool.cpp stream.cpp predict/predictor.cpp predict/reach.cpp isa/generic.cpp)
 sanitize-native:
 	mkdir -p build
 	for kind in thread address,undefined; do \

@@ -214,5 +214,6 @@ NB_MODULE(_native, m) {
     bind_errors(m);
     bind_blocks(machine);
     bind_layers(m, machine);
+    bind_predictor(m);
     bind_store(m);
 }

@@ -133,11 +133,11 @@ void bind_layers(nb::module_& m, nb::class_<Machine>& machine) {
             const std::vector<int16_t> routed = quiet(self)->routed();
             return nb::bytes(routed.data(), routed.size() * sizeof(int16_t));
         })
-        .def_prop_ro("width", [](Stream& s) { return quiet(s)->reach().width(); })
-        .def_prop_ro("depth", [](Stream& s) { return quiet(s)->reach().depth(); })
-        .def_prop_ro("guessed", [](Stream& s) { return quiet(s)->guessed(); })
-        .def_prop_ro("asked", [](Stream& s) { return quiet(s)->asked(); })
-        .def_prop_ro("foreseen", [](Stream& s) { return quiet(s)->foreseen(); });
+        .def_prop_ro("width", [](Stream& s) { return quiet(s)->predictor().reach().width(); })
+        .def_prop_ro("depth", [](Stream& s) { return quiet(s)->predictor().reach().depth(); })
+        .def_prop_ro("guessed", [](Stream& s) { return quiet(s)->predictor().guessed(); })
+        .def_prop_ro("asked", [](Stream& s) { return quiet(s)->predictor().asked(); })
+        .def_prop_ro("foreseen", [](Stream& s) { return quiet(s)->predictor().foreseen(); });
 }
 
 }  // namespace moeflux

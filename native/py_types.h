@@ -192,5 +192,6 @@ inline StateShape state_shape(const Layer& l) {
 // Methods of the machine: its blocks, and whole layers.
 void bind_blocks(nb::class_<Machine>& machine);
 void bind_layers(nb::module_& m, nb::class_<Machine>& machine);
+void bind_predictor(nb::module_& m);
 
 }  // namespace moeflux
