@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/* native/*/*) CMakeLists.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-cuda lint format sanitize sanitize-native soak clean
+.PHONY: demo test test-cuda lint format sanitize sanitize-native soak soak-serve clients agents test-agents clean
 
 # The demo model has 256 experts; only 40 % of them may be in memory, so that the others are really streamed.
 demo: $(VENV)/.package
@@ -61,6 +61,28 @@ soak: $(VENV)/.test
 	LD_PRELOAD=$(CURDIR)/build/shim.so MOEFLUX_SHIM_FILE=model.safetensors MOEFLUX_SHIM_MODE=sometimes PYTHONPATH=tests \
 	  $(BIN)/python -m soak.rows --rows $(ROWS) --seed $(SEED)
 
+# Fifty clients on a server, some of which leave, while the drive fails: five minutes. SECONDS and SEED change it.
+SECONDS ?= 300
+soak-serve: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m serve.load --seconds $(SECONDS) --seed $(SEED)
+
+# Clients and conformance tools of the server whose packages clash with ours. With it, `make test` runs their tests too.
+CLIENTS := .venv-clients
+clients:
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check litellm==1.106.2 llm-comply==0.5.0 \
+	  schemathesis==4.32.5 'lm-eval[api]==0.4.13'
+
+# Coding agents and SDKs in JavaScript, pinned, with a node of their own: 1.4 GB from npm. Then `make test-agents`.
+AGENTS := .agents
+agents:
+	mkdir -p $(AGENTS)
+	cp tests/serve/agents/package.json $(AGENTS)/
+	npm install --prefix $(AGENTS) --silent --no-audit --no-fund
+
+test-agents: $(VENV)/.test
+	$(BIN)/python -m pytest -q -rs tests/serve/test_agents.py
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("moeflux needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
@@ -82,4 +104,4 @@ $(VENV)/.lint: $(VENV)/.package
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(SANITIZE) build
+	rm -rf $(VENV) $(SANITIZE) $(CLIENTS) build

@@ -79,10 +79,11 @@ PyHeads make_heads(const PyMatrix& matrix, int64_t heads, int64_t first, int64_t
 }
 
 const Kernels* pick(const std::string& isa) {
-    const std::string name = isa == "auto" ? std::string(instruction_set()) : isa;
+    const std::string name = isa == "auto" ? instruction_sets().front() : isa;
     const Kernels* k = nullptr;
     if (name == "generic") k = generic_kernels();
     if (name == "avx2") k = avx2_kernels();
+    if (name == "avx_vnni") k = avx_vnni_kernels();
     if (name == "avx512_vnni") k = avx512_vnni_kernels();
     if (!k) throw Error(Error::Kind::option, "no kernels for instruction set " + name, "option 'isa'");
     return k;
@@ -129,7 +130,7 @@ int64_t draw(Out weights, float bound, int64_t count, double point, const std::s
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels of moeflux.";
     nb::set_leak_warnings(false);  // an engine that is still open when Python ends is no leak
-    m.def("instruction_set", &instruction_set, "The best instruction set of this machine that kernels are written for.");
+    m.def("instruction_sets", &instruction_sets, "Those of this machine that kernels are written for, the best first.");
 
     m.def("weigh", &weigh, nb::arg("logits"), nb::arg("allowed").none(), nb::arg("peak"), nb::arg("temperature"), nb::arg("out"),
           nb::arg("isa") = "auto", "e^((logits - peak) / temperature), 0 for what is not allowed.");

@@ -1,11 +1,12 @@
 // What this processor can do. No Python here; bindings.cpp is the only file that knows it.
 #pragma once
 
-#include <string_view>
+#include <string>
+#include <vector>
 
 namespace moeflux {
 
-// The best instruction set that kernels are written for: "avx512_vnni", "avx2" or "generic".
-std::string_view instruction_set();
+// Those that kernels are written for and that run here, the best first: "avx512_vnni", "avx_vnni", "avx2", "generic".
+std::vector<std::string> instruction_sets();
 
 }  // namespace moeflux

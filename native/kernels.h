@@ -95,6 +95,7 @@ struct Kernels {
 
 const Kernels* generic_kernels();
 const Kernels* avx2_kernels();         // null where not compiled
+const Kernels* avx_vnni_kernels();     // null where not compiled
 const Kernels* avx512_vnni_kernels();  // null where not compiled
 
 // Floats of scratch that `attend` needs: shares and values of the lanes, and turned keys or a strip of values.

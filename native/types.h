@@ -37,7 +37,7 @@ static inline size_t row_bytes(const Matrix& m) {
 enum class Layout : int {
     floats,   // not quantised: the matrix is not affine, or exact mode
     natural,  // int8 in order, per group of the matrix
-    nibbles,  // int8, even elements before odd ones: for 4-bit groups of 64 (AVX-512)
+    nibbles,  // int8, even elements before odd ones: for 4-bit groups of 64
 };
 
 // Bytes of one token's record: int8 values, then per group a scale and the sum of the quantised values.

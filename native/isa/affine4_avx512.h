@@ -1,21 +1,11 @@
-// Affine 4-bit, groups of 64, bf16 scales: matrix-vector and matrix-matrix on AVX-512-VNNI.
-//
-// Vector lanes are rows, so nothing is ever summed across lanes in floating point and the order that impl.h states holds
-// by itself. Up to four tokens the matrix streams through once, each line of codes unpacked for all of them. Beyond,
-// a tile of rows is unpacked once, transposed so that a lane is a row, and used for all tokens.
-//
-// A token's record: for each pair of groups 128 bytes (32 even elements of the first, 32 of the second, then the odd
-// ones), so that unpacking nibbles needs no shuffle; then scales and sums, one float per group each.
+// Affine 4-bit, groups of 64, bf16 scales, on AVX-512-VNNI: what affine4.h and affine4_rows.h leave to instruction sets.
 #pragma once
+
+#include "affine4.h"
 
 namespace {
 
-constexpr int kMaxGroups = int(kMaxCols / 64);
-constexpr int kTileGroups = 4;  // groups of a tile that are unpacked at a time; even
-
-MF_INLINE int pairs_of(int64_t cols) { return int(cols / 64 + 1) / 2; }
-MF_INLINE const float* record_scales(const uint8_t* record, int pairs) { return (const float*)(record + size_t(pairs) * 128); }
-MF_INLINE const float* record_sums(const uint8_t* record, int pairs) { return (const float*)(record + size_t(pairs) * 136); }
+constexpr int kTokenBlock = 6;  // tokens of a tile that are multiplied at a time
 
 void quantize_nibbles(const float* x, int64_t cols, uint8_t* record) {
     const __m128i even_then_odd = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
@@ -113,16 +103,11 @@ MF_INLINE void fold16(const __m512i q[4], __m512i& first, __m512i& second) {
 
 // --- few tokens -----------------------------------------------------------------------------------------------------
 
-// What to prefetch while sixteen rows are worked on: nothing, what lies behind them, or the start of other rows.
-struct Upcoming {
-    const uint8_t *codes = nullptr, *scales = nullptr, *biases = nullptr;  // of the sixteen rows that come next
-};
-
 // Sixteen rows. Codes are read strip by strip of four rows, and prefetched in the order they lie, a strip ahead and a little
 // more: of each line's worth of work a part is done while nothing is read (scales, sums), and memory must not rest then.
 template <int NT>
 MF_INLINE void stream16(const uint8_t* codes, const uint16_t* scales, const uint16_t* biases, int64_t cols,
-                        const uint8_t* const* records, float* const* y, int64_t row, __mmask16 wanted, Upcoming after) {
+                        const uint8_t* const* records, float* const* y, int64_t row, int wanted, Upcoming after) {
     const int groups = int(cols / 64), pairs = pairs_of(cols), full = groups / 2;
     const size_t stride = size_t(cols) / 2, strip = 4 * stride > 2048 ? 4 * stride : 2048;
     size_t ahead = strip + stride;  // of the first of these rows; grows by 2 strides with the scales, 12 in the strips, 2 in the sums
@@ -174,7 +159,7 @@ MF_INLINE void stream16(const uint8_t* codes, const uint16_t* scales, const uint
                 acc = step(acc, second, _mm512_load_ps(s + p * 32 + 16), _mm512_load_ps(b + p * 32 + 16), xs[2 * p + 1],
                            xsum[2 * p + 1]);
         }
-        _mm512_mask_storeu_ps(y[t] + row, wanted, acc);
+        _mm512_mask_storeu_ps(y[t] + row, __mmask16((1u << wanted) - 1), acc);
     }
 }
 
@@ -184,14 +169,6 @@ template <int MB>
 struct alignas(64) Tile {
     __m512i codes[kTileGroups][16][MB];  // [group][8 dwords of even elements, 8 of odd ones][block of 16 rows]
     float scales[kMaxGroups][MB * 16], biases[kMaxGroups][MB * 16];
-};
-
-struct alignas(64) Workspace {
-    Tile<4> wide;
-    Tile<1> narrow;
-    alignas(64) float acc[kMostTokens * 64];
-    alignas(64) uint8_t codes[16 * kMaxCols / 2];
-    alignas(64) uint16_t scales[16 * kMaxGroups], biases[16 * kMaxGroups];
 };
 
 // Sixteen rows of one pair of groups into block m of a tile. `half`: only the first group exists.
@@ -288,141 +265,6 @@ __attribute__((noinline)) void multiply(const Tile<MB>& tile, int first_group, i
     }
 }
 
-// Lines of the rows that come next, spread over the work as prefetches.
-struct Ahead {
-    const uint8_t* at = nullptr;
-    const uint8_t* end = nullptr;
-    int lines = 0;  // per group of one block of tokens
-};
-
-template <int MB>
-__attribute__((noinline)) void multiply_all(const Tile<MB>& tile, int first_group, int count, const uint8_t* const* records,
-                                            int tokens, int pairs, float* acc, Ahead& ahead) {
-    const int blocks = (tokens + 5) / 6;
-    for (int i = 0, t = 0; i < blocks; ++i) {
-        const int n = (tokens - t + blocks - i - 1) / (blocks - i);
-        float* a = acc + size_t(t) * MB * 16;
-        const uint8_t* from = ahead.at;
-        const int lines = ahead.at < ahead.end ? ahead.lines : 0;
-        ahead.at += size_t(lines) * size_t(count) * 64;
-        switch (n) {
-            case 1: multiply<MB, 1>(tile, first_group, count, records + t, pairs, a, from, lines); break;
-            case 2: multiply<MB, 2>(tile, first_group, count, records + t, pairs, a, from, lines); break;
-            case 3: multiply<MB, 3>(tile, first_group, count, records + t, pairs, a, from, lines); break;
-            case 4: multiply<MB, 4>(tile, first_group, count, records + t, pairs, a, from, lines); break;
-            case 5: multiply<MB, 5>(tile, first_group, count, records + t, pairs, a, from, lines); break;
-            default: multiply<MB, 6>(tile, first_group, count, records + t, pairs, a, from, lines); break;
-        }
-        t += n;
-    }
-}
-
-template <int MB>
-MF_INLINE void tile_rows(const uint8_t* codes, const uint16_t* scales, const uint16_t* biases, int64_t cols,
-                         const uint8_t* const* records, int tokens, float* acc, Tile<MB>& tile, Ahead& ahead) {
-    const int groups = int(cols / 64), pairs = pairs_of(cols);
-    const size_t stride = size_t(cols) / 2;
-    memset(acc, 0, size_t(tokens) * MB * 64);
-    for (int m = 0; m < MB; ++m) {
-        transpose_scales(scales + size_t(m) * 16 * groups, groups, &tile.scales[0][m * 16], MB * 16, [] {});
-        transpose_scales(biases + size_t(m) * 16 * groups, groups, &tile.biases[0][m * 16], MB * 16, [] {});
-    }
-    for (int g = 0; g < groups; g += kTileGroups) {
-        const int count = groups - g < kTileGroups ? groups - g : kTileGroups;
-        for (int m = 0; m < MB; ++m)
-            for (int gl = 0; gl < count; gl += 2)
-                unpack_pair<MB>(codes + m * 16 * stride + size_t(g + gl) * 32, stride, tile, gl, m, gl + 1 >= count);
-        multiply_all<MB>(tile, g, count, records, tokens, pairs, acc, ahead);
-    }
-}
-
-// --- a range of rows ------------------------------------------------------------------------------------------------
-
-// The last rows of a matrix, fewer than sixteen, copied so that kernels may read sixteen.
-MF_INLINE void copy_tail(const Matrix& m, int64_t row, int n, Workspace& ws) {
-    const size_t stride = size_t(m.cols) / 2, groups = size_t(m.cols / 64);
-    memset(ws.codes, 0, 16 * stride);
-    memset(ws.scales, 0, 32 * groups);
-    memset(ws.biases, 0, 32 * groups);
-    memcpy(ws.codes, m.weight + size_t(row) * stride, size_t(n) * stride);
-    memcpy(ws.scales, m.scales + size_t(row) * groups * 2, size_t(n) * groups * 2);
-    memcpy(ws.biases, m.biases + size_t(row) * groups * 2, size_t(n) * groups * 2);
-}
-
-template <int NT>
-__attribute__((noinline)) void stream_rows(const Matrix& m, const uint8_t* const* records, float* const* y, int64_t first,
-                                           int64_t last, Next next, Workspace& ws) {
-    const size_t stride = size_t(m.cols) / 2, groups = size_t(m.cols / 64);
-    const auto from = [](const Matrix& of, int64_t row) {
-        const size_t per_row = size_t(of.cols / 64) * 2;
-        return Upcoming{of.weight + size_t(row) * (size_t(of.cols) / 2), of.scales + size_t(row) * per_row,
-                        of.biases + size_t(row) * per_row};
-    };
-    // Prefetching what has just been read is harmless, which is what a range without a successor does.
-    const Upcoming end = next.matrix ? from(*next.matrix, next.row) : from(m, first);
-    int64_t r = first;
-    for (; r + 16 <= last; r += 16)
-        stream16<NT>(m.weight + size_t(r) * stride, (const uint16_t*)m.scales + size_t(r) * groups,
-                     (const uint16_t*)m.biases + size_t(r) * groups, m.cols, records, y, r, 0xffff,
-                     r + 32 <= last ? from(m, r + 16) : end);
-    if (r < last) {
-        copy_tail(m, r, int(last - r), ws);
-        stream16<NT>(ws.codes, ws.scales, ws.biases, m.cols, records, y, r, __mmask16((1u << (last - r)) - 1), end);
-    }
-}
-
-void multiply_rows(const Matrix& m, const uint8_t* const* records, int tokens, float* const* y, int64_t first, int64_t last,
-                   Next next, Workspace& ws) {
-    const size_t stride = size_t(m.cols) / 2, groups = size_t(m.cols / 64);
-    const size_t units = groups * size_t((tokens + 5) / 6);  // steps of a tile
-    // The tile behind a row, or behind the range: its codes step by step, its scales, which are few, at once.
-    const auto expect = [units](const Matrix& of, int64_t row) {
-        const size_t bytes = 64 * size_t(of.cols) / 2, per_row = size_t(of.cols / 64) * 2;
-        for (size_t i = 0; i < 64 * per_row; i += 64) {
-            _mm_prefetch((const char*)(of.scales + size_t(row) * per_row + i), _MM_HINT_T1);
-            _mm_prefetch((const char*)(of.biases + size_t(row) * per_row + i), _MM_HINT_T1);
-        }
-        const uint8_t* codes = of.weight + size_t(row) * size_t(of.cols) / 2;
-        return Ahead{codes, codes + bytes, int((bytes / 64 + units - 1) / units)};
-    };
-    int64_t r = first;
-    for (; r + 64 <= last; r += 64) {
-        const uint8_t* codes = m.weight + size_t(r) * stride;
-        Ahead ahead;
-        if (r + 128 <= last) ahead = expect(m, r + 64);
-        else if (next.matrix && next.row + 64 <= next.matrix->rows) ahead = expect(*next.matrix, next.row);
-        tile_rows<4>(codes, (const uint16_t*)m.scales + size_t(r) * groups, (const uint16_t*)m.biases + size_t(r) * groups,
-                     m.cols, records, tokens, ws.acc, ws.wide, ahead);
-        for (int t = 0; t < tokens; ++t)
-            for (int b = 0; b < 4; ++b) _mm512_storeu_ps(y[t] + r + b * 16, _mm512_load_ps(ws.acc + t * 64 + b * 16));
-    }
-    for (; r < last; r += 16) {
-        const int n = last - r < 16 ? int(last - r) : 16;
-        const uint8_t* codes = m.weight + size_t(r) * stride;
-        const uint16_t *s = (const uint16_t*)m.scales + size_t(r) * groups, *b = (const uint16_t*)m.biases + size_t(r) * groups;
-        if (n < 16) {
-            copy_tail(m, r, n, ws);
-            codes = ws.codes;
-            s = ws.scales;
-            b = ws.biases;
-        }
-        Ahead none;
-        tile_rows<1>(codes, s, b, m.cols, records, tokens, ws.acc, ws.narrow, none);
-        for (int t = 0; t < tokens; ++t)
-            _mm512_mask_storeu_ps(y[t] + r, __mmask16((1u << n) - 1), _mm512_load_ps(ws.acc + t * 16));
-    }
-}
-
-void rows_nibbles(const Matrix& m, const uint8_t* const* records, int64_t tokens, float* const* y, int64_t first,
-                  int64_t last, Next next, Workspace& ws) {
-    switch (tokens) {
-        case 0: return;
-        case 1: return stream_rows<1>(m, records, y, first, last, next, ws);
-        case 2: return stream_rows<2>(m, records, y, first, last, next, ws);
-        case 3: return stream_rows<3>(m, records, y, first, last, next, ws);
-        case 4: return stream_rows<4>(m, records, y, first, last, next, ws);
-    }
-    multiply_rows(m, records, int(tokens), y, first, last, next, ws);
-}
-
 }  // namespace
+
+#include "affine4_rows.h"

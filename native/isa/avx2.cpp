@@ -1,9 +1,11 @@
-// AVX2 with FMA and F16C.
+// AVX2 with FMA and F16C: Haswell and Zen onwards.
 #include "../kernels.h"
 
 #if defined(__AVX2__)
 #include "impl.h"
-#include "portable.h"
+#include "affine4_avx2.h"
+#include "affine8_avx2.h"
+#include "layouts.h"
 #include "table.h"
 
 namespace moeflux {

@@ -26,7 +26,7 @@ def test_help_lists_the_commands():
 def test_version_names_the_instruction_set():
     result = moeflux("--version")
     assert result.returncode == 0
-    assert any(isa in result.stdout for isa in ("avx512_vnni", "avx2", "generic"))
+    assert any(isa in result.stdout for isa in ("avx512_vnni", "avx_vnni", "avx2", "generic"))
 
 
 def test_generate_writes_only_text_to_stdout(mlx):

@@ -85,7 +85,7 @@ def test_seeds_and_temperature(model):
 def test_json(model):
     result = moeflux("generate", model, "The quick", "-n", 5, "--json", "--logprobs", 2, "--temperature", 1)
     report = json.loads(result.stdout)
-    assert report["usage"] == {"prompt": 2, "cached": 0, "completion": 5, "reasoning": 0, "forced": 0}
+    assert report["usage"] == {"prompt": 2, "cached": 0, "completion": 5, "reasoning": 0, "forced": 0, "kept": 0}
     assert report["finish_reason"] == "length"
     assert report["timings"]["tok_s"] > 0
     assert len(report["tokens"]) == 5

@@ -90,7 +90,7 @@ def test_a_refused_question_leaves_the_conversation_as_it_was(engine):
     told(chat, "hello")
     before = list(chat.messages)
     with pytest.raises(moeflux.InputError, match="max_tokens"):
-        chat.ask("more", max_tokens=0)
+        chat.ask("more", max_tokens=-1)
     with pytest.raises(moeflux.OptionError):
         chat.ask("more", top_p=3)
     assert chat.messages == before

@@ -238,9 +238,9 @@ def test_a_constraint_waits_for_the_end_of_reasoning(engine):
 def test_the_context_is_an_end(tmp_path):
     with moeflux.load(chat_model(tmp_path / "model"), context=20) as engine:
         tokens, finish = run(engine, [5] * 15)
-        assert (len(tokens), finish.reason) == (6, "length")  # the last token need not be run
+        assert (len(tokens), finish.reason) == (6, "context")  # the last token need not be run
         tokens, finish = run(engine, [5] * 15, grammar=Grammar.regex("a{50}"))
-        assert finish.reason == "length"
+        assert finish.reason == "context"
         with pytest.raises(InputError, match=r"prompt of 21 tokens.* 20"):
             engine.generate([5] * 21)
 

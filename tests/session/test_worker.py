@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import threading
 from functools import cache, partial
 
@@ -9,7 +11,16 @@ import pytest
 
 import moeflux
 from moeflux import Grammar
-from moeflux.core.errors import ClosedError, DeadlineError, InputError, InternalError, OptionError, OverloadError
+from moeflux.core.errors import (
+    ClosedError,
+    DeadlineError,
+    InputError,
+    InternalError,
+    MoefluxError,
+    OptionError,
+    OverloadError,
+    ReadError,
+)
 from moeflux.runtime import forward as runtime_forward
 from moeflux.session.entry import Fetch, Limits
 from moeflux.session.events import Failed, Finish, Queued, Started, Token
@@ -147,7 +158,7 @@ def test_what_the_caller_did_wrong_is_raised_at_once(engine, worker):
         ([], options(1), InputError),
         ([99999], options(1), InputError),
         (list(range(5)) * 200, options(1), InputError),
-        ("x", options(0), InputError),
+        ("x", options(-1), InputError),
         ("x", options(1, sampling={"top_p": 3}), OptionError),
         ("x", options(1, grammar=Grammar.regex("(")), InputError),
         (Conversation([{"role": "king", "content": 5}]), options(1), InputError),
@@ -373,3 +384,33 @@ def test_figures_of_requests_add_up(engine, worker):
     total = sum((handle.result(30).store for handle in handles), start=before)
     assert worker.status.use.asked == total.asked - before.asked
     assert (total.asked, total.hits) == (engine.stats().asked, engine.stats().hits)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_request_that_is_over_holds_no_state_whoever_has_its_handle(engine, monkeypatch, fails):
+    """And nobody has to look for cycles: states are large, and a collection can be a long time away."""
+    monkeypatch.setattr("moeflux.session.worker.log", QUIET)  # what is captured keeps frames
+    gc.collect()
+    gc.disable()
+    try:
+        before = engine.states.used
+        with Worker(engine, engine.text) as worker:
+            if fails:
+                monkeypatch.setattr("moeflux.runtime.engine.forward", raising)
+            handles = [worker.submit(prompt, options(4), listen=heard) for prompt in PROMPTS for heard in (None, [].append)]
+            for handle in handles:
+                try:
+                    handle.result(30)
+                except MoefluxError:
+                    assert fails
+        assert engine.states.used == before
+    finally:
+        gc.enable()
+
+
+QUIET = logging.getLogger("moeflux.nobody")
+QUIET.disabled = True
+
+
+def raising(*arguments):
+    raise ReadError("the drive is gone")

@@ -90,7 +90,7 @@ def test_stop_sequences_of_any_characters(text, stop):
 def test_the_context_ends_it_and_its_last_token_need_not_be_run(text):
     one = writer(text, context=5)
     turns = write(text, one, "jumps over the lazy dog")
-    assert one.reason == "length"
+    assert one.reason == "context"
     assert one.usage.completion == 3
     assert sum(len(turn.run) for turn in turns) == 5
     with pytest.raises(InputError, match="prompt of 3 tokens"):

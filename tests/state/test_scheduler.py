@@ -64,7 +64,7 @@ def test_together_as_alone(name):
     sessions = []
     for prompt, reader in zip(prompts, readers, strict=True):
         session = Session(engine, prefixes)
-        sessions.append((session, session.submit(scheduler, prompt, reader, Marks((40,)))))
+        sessions.append((session, session.submit(scheduler, prompt, reader, Marks({40: 0.0}))))
         scheduler.step()
     scheduler.run()
     for prompt, reader, (session, job) in zip(prompts, readers, sessions, strict=True):

@@ -1,6 +1,7 @@
 /* Stands between a program and its files: pread and preadv on descriptors of one file misbehave as told by the environment.
    MOEFLUX_SHIM_FILE: what the path must contain. MOEFLUX_SHIM_MODE: eio, eintr, eagain, einval_direct, short, odd_short.
-   MOEFLUX_SHIM_TIMES: how often (default always). Mode sometimes: of 1,024 reads, so many fail as moeflux_shim_rate says. */
+   MOEFLUX_SHIM_TIMES: how often (default always). Mode sometimes: of 1,024 reads, so many fail as moeflux_shim_rate says, or
+   MOEFLUX_SHIM_RATE as long as there is a file MOEFLUX_SHIM_WHEN. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -47,6 +48,8 @@ static ssize_t decide(int fd, size_t n) {
         return -1;
     }
     if (strcmp(mode, "sometimes") == 0) {
+        const char *wanted = getenv("MOEFLUX_SHIM_RATE"), *when = getenv("MOEFLUX_SHIM_WHEN");
+        if (wanted && when) moeflux_shim_rate(access(when, F_OK) == 0 ? atoi(wanted) : 0);
         errno = EIO;
         return is_unlucky() ? -1 : 0;
     }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflux.text.heads import HeadScanner, read_fenced, read_tagged
-from moeflux.text.json_value import MOST_LEVELS
+from moeflux.text.json_value import MOST_LEVELS, completed_members
 from moeflux.text.parameters import find_parameters
 from moeflux.text.regions import Splitter, Text, find_syntax
+from moeflux.text.tools import CallDelta
 from text import tiny
 from text.test_regions import DS_BEGIN, KIMI_BEGIN, call, joined, split
 
@@ -182,3 +185,59 @@ def test_halves_of_pairs_stay_escaped():
     parts, _ = split("qwen", text)
     assert joined(parts) == [call(arguments='{"a": "\\ud800"}')]
     assert all(part.text.encode() for part in parts if isinstance(part, Text))
+
+
+XML_PIECES = pieces("<parameter=", "city", "n", ">", "\n", "</parameter>", "</function>", " ", "b", "<", '"', "\\", "漢")
+SCHEMA = {"look": {"properties": {"city": {"type": "string"}, "n": {"type": "integer"}}}}
+
+
+@given(XML_PIECES, st.lists(st.integers(0, 80), max_size=5))
+def test_xml_arguments_grow_while_they_are_written(body, cuts):
+    """However they are cut: the deltas join to the end's arguments, and what has come is always the beginning of them."""
+    tokenizer = tiny.byte_level("qwen")
+
+    def parts(*texts):
+        splitter = Splitter(find_syntax(tokenizer, ""), tokenizer, schemas=SCHEMA)
+        opened = splitter.mark(tokenizer.added["<tool_call>"])
+        found = [*opened, *(part for text in texts for part in splitter.add(text))]
+        return [*found, *splitter.mark(tokenizer.added["</tool_call>"]), *splitter.finish()]
+
+    text = f"<function=look>{body}</function>"
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    cut = parts(*(text[a:b] for a, b in pairwise(edges)))
+    assert joined(cut) == joined(parts(text))
+    (found,) = joined(cut)
+    wanted = {}
+    for name, value in PARAMETER.findall(f"{body}</function>"):
+        wanted.setdefault(name.strip(), value)
+    assert {name: str(value) for name, value in json.loads(found[2]).items() if name != "n"} == {
+        name: value for name, value in wanted.items() if name != "n"
+    }
+    assert found[3]
+
+
+def test_xml_texts_are_told_before_they_end():
+    tokenizer = tiny.byte_level("qwen")
+    splitter = Splitter(find_syntax(tokenizer, ""), tokenizer, schemas=SCHEMA)
+    list(splitter.mark(tokenizer.added["<tool_call>"]))
+    told = [*splitter.add("<function=look>\n<parameter=city>\nThe long way to"), *splitter.add(" Rome")]
+    assert "".join(part.text for part in told if isinstance(part, CallDelta)) == '{"city": "The long way to Rome'
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{"a": 1, "b": "x"}', {"a": 1, "b": "x"}),
+        ('{"a": 1, "b": "x', {"a": 1}),
+        ('{"a": "x, y", "b": [1, 2', {"a": "x, y"}),
+        ('{"a": "x"', {"a": "x"}),
+        ('{"a": 12', {}),
+        ('{"a": {"b": 1, "c": 2}, "d', {"a": {"b": 1, "c": 2}}),
+        ('{"a": "\\"', {}),
+        ("{", {}),
+        ("", {}),
+        ("[1]", {}),
+    ],
+)
+def test_members_that_are_whole(text, wanted):
+    assert completed_members(text) == wanted

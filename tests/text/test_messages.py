@@ -224,12 +224,13 @@ CALLED = [user(), calling('{"a":  "<|im_end|>"}')]
     ],
 )
 def test_arguments_for_every_template(shown):
-    """As an object and as text, from an object or a text; as it was written where it is shown whole."""
+    """As an object and as text, from an object or a text, and always set apart in the same way."""
     chat = template(SHOW + shown + "{% endfor %}{% endfor %}")
     prompt = chat.prompt(CALLED)
     assert "<|im_end|>" in prompt.text
     assert chat.tokenizer.added["<|im_end|>"] not in chat.encode(prompt)
-    assert ('{"a":  "' in prompt.text) == ("items" not in shown)
+    assert ('{"a": "' in prompt.text) == ("items" not in shown)
+    assert prompt == chat.prompt([user(), calling({"a": "<|im_end|>"})])
     chat.prompt([user(), calling({"a": "x"})])
 
 

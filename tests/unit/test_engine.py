@@ -26,7 +26,6 @@ REFUSED = [
     {"ram": "banana"},
     {"ram": -1},
     {"ram": 1.5},
-    {"vram": "1GiB"},
     {"context": 0},
     {"context": 2.5},
     {"threads": 2, "backend": "numpy"},
@@ -90,7 +89,7 @@ def test_bad_tokens_are_refused(engine, ids):
         engine.generate(ids, max_tokens=3)
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5, True])
+@pytest.mark.parametrize("n", [-1, 1.5, True])
 def test_bad_max_tokens_is_refused(engine, n):
     with pytest.raises(moeflux.InputError, match="max_tokens"):
         engine.generate([1], max_tokens=n)
@@ -169,7 +168,7 @@ def test_a_failed_run_breaks_only_its_sequences(engine, monkeypatch):
     engine.forward(Segment(hurt, [1]), Segment(other, [1]))
     with monkeypatch.context() as patch:
         patch.setattr(engine.model.experts, "acquire", _fail)
-        patch.setattr(engine.model.experts, "stream", None)
+        patch.setattr(engine.model.runner, "stream", None)
         with pytest.raises(OSError, match="the drive is gone"):
             engine.forward(Segment(hurt, [2]))
     with pytest.raises(moeflux.StateError, match="the drive is gone"):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import stat
 
-from moeflux.runtime import doctor, machine
-from moeflux.runtime.doctor import DriveSpeed
-from moeflux.runtime.machine import MemoryFacts, Place, Processor
+from moeflux.plan import doctor, machine
+from moeflux.plan.doctor import DriveSpeed
+from moeflux.plan.machine import Gpu, MemoryFacts, Place, Processor
 
 
 def test_this_machine():
     processor = machine.read_processor()
     assert 1 <= processor.usable <= processor.cores
-    assert processor.isa in ("avx512_vnni", "avx2", "generic")
+    assert processor.isa in ("avx512_vnni", "avx_vnni", "avx2", "generic")
     memory = machine.read_memory()
     assert 0 < memory.free <= memory.total
     assert machine.read_place(machine.PROC).file_system == "proc"
@@ -43,8 +43,10 @@ class TestGpus:
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def test_from_the_program(self, tmp_path, monkeypatch):
-        self.program(tmp_path, monkeypatch, "echo 'Card, the first, 24576'; echo 'Other, [N/A]'")
-        assert [(gpu.name, gpu.memory) for gpu in machine.find_gpus()] == [("Card, the first", 24 * 2**30), ("Other", None)]
+        said = "echo 'Card, the first, 24576, 20480, 570.86.15, 9.0'; echo 'Other, [N/A], [N/A], [N/A], [N/A]'"
+        self.program(tmp_path, monkeypatch, said)
+        gib = 2**30
+        assert machine.find_gpus() == (Gpu("Card, the first", 24 * gib, 20 * gib, "570.86.15", "9.0"), Gpu("Other"))
 
     def test_a_program_that_fails(self, tmp_path, monkeypatch):
         self.program(tmp_path, monkeypatch, "echo no driver >&2; exit 9")

@@ -18,6 +18,7 @@ from moeflux.cli.evaluate import eval_text
 from moeflux.cli.generate import generate
 from moeflux.cli.inspect import inspect
 from moeflux.cli.plan import plan
+from moeflux.cli.serve import serve
 from moeflux.cli.streams import OutputError, drop_output, prepare_streams
 from moeflux.cli.synth import synth
 from moeflux.cli.terminal import note, visible
@@ -34,6 +35,7 @@ app.command()(inspect)
 app.command()(plan)
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command("eval")(eval_text)
 app.command()(doctor)
 app.command()(synth)

@@ -43,6 +43,9 @@ def opening(name: str, engine: Engine) -> str:
     plan, config = engine.plan, engine.config
     if config.resolved_backend == "numpy":
         return f"{name}: {engine.spec.model_type}, numpy backend"
+    if plan.vram is not None:
+        there = f"{plan.vram.n_slots:,} of {plan.vram.n_experts:,} experts in {format_bytes(plan.vram.budget)} of its memory"
+        return f"{name}: {engine.spec.model_type}, {plan.vram.title}: {there}"
     where = f"{config.resolved_backend} backend ({getattr(engine.model.ops, 'isa', '')})"
     if plan.resident:
         tiers = f"all {plan.n_experts:,} experts in memory"
@@ -64,7 +67,12 @@ def closing(finish: Finish, drive_bytes_s: float | None) -> str:
     words.append(f"{format_bytes(store.bytes_read)} read")
     if share := finish.drive_share(drive_bytes_s):
         words[-1] += f" ({share:.0%} of the drive's limit)"
-    ends = {"length": "cut at its limit", "cancelled": "stopped", "stop_sequence": f"stop {finish.stop_sequence!r}"}
+    ends = {
+        "length": "cut at its limit",
+        "context": "the context is full",
+        "cancelled": "stopped",
+        "stop_sequence": f"stop {finish.stop_sequence!r}",
+    }
     if finish.reason in ends:
         words.append(ends[finish.reason])
     return ", ".join(words)

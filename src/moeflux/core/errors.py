@@ -69,6 +69,18 @@ class InputError(MoefluxError):
     fault = "client"
 
 
+class ContextError(InputError):
+    """A prompt of `n_tokens`, where `context` is the most that a sequence can have."""
+
+    def __init__(self, n_tokens: int, context: int) -> None:
+        self.n_tokens, self.context = n_tokens, context
+        super().__init__(
+            f"a prompt of {n_tokens} tokens, but the memory of this engine is planned for {context}",
+            where="option 'context'",
+            hint=f"load the model with context={n_tokens} or more",
+        )
+
+
 class OptionError(MoefluxError):
     """An option that does not exist, or that would do nothing."""
 

@@ -25,8 +25,8 @@ class GoodState:
         """Before a step. Copies where it must: before a prompt's tokens, or after many decoded ones."""
         if self._sequence.cuttable or len(self._sequence) == 0:
             return
-        behind = None if self._kept is None else len(self._sequence) - len(self._kept)
-        if behind is None or not 0 <= behind < KEEP_EVERY or (prompt and behind):
+        behind = len(self._sequence) - (0 if self._kept is None else len(self._kept))  # the beginning needs no copy
+        if not 0 <= behind < KEEP_EVERY or (prompt and behind):
             self._kept = None  # or there would be two
             with suppress(BudgetError):  # more tokens are run again then
                 self._kept = self._sequence.snapshot()

@@ -17,13 +17,15 @@ from moeflux.runtime.sequence import Sequence
 F32 = npt.NDArray[np.float32]
 Take = Callable[[F32], Seq[int]]  # from logits [vocab]: the tokens to run next; none: it is over
 Reached = Callable[[int], object]
+Rows = Callable[[int, F32], None]  # a position, and the logits [rows, vocab] after the tokens from there on
 
 
 @dataclass(eq=False)
 class Job:
     """Tokens for a sequence, then those that `take` asks for, until it asks for none. Made by `Scheduler.submit`.
 
-    `stops`: positions where no chunk goes across and `reached` is called, ascending.
+    `stops`: positions where no chunk goes across and `reached` is called, ascending. `rows` is handed the logits after
+    every token of the prompt but the last one's; a step that is run again hands them again.
     """
 
     sequence: Sequence | None
@@ -32,6 +34,7 @@ class Job:
     good: GoodState | None
     stops: deque[int] = field(default_factory=deque)
     reached: Reached | None = None
+    rows: Rows | None = None
     kind: Kind = "prompt"  # until its first logits
     logits: F32 | None = None  # that `take` has not seen yet
     arrived: int | None = None  # a stop that `reached` has not been told of yet
@@ -60,6 +63,9 @@ class Share:
     def segment(self, start: int = 0, stop: int | None = None) -> Segment:
         tokens = self.job.pending[start : self.n_tokens if stop is None else stop]
         is_last = start + len(tokens) == len(self.job.pending)
+        if self.job.rows is not None and not is_last:
+            rows, at = self.job.rows, len(self.sequence)
+            return Segment(self.sequence, tokens, "all", kind=self.job.kind, take=lambda first, some: rows(at + first, some))
         return Segment(self.sequence, tokens, "last" if is_last else "none", kind=self.job.kind)
 
 

@@ -21,7 +21,7 @@ from moeflux.runtime.batch import check_tokens
 from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.engine import Engine
 from moeflux.runtime.good_state import GoodState
-from moeflux.runtime.job import F32, Job, Ran, Reached, Share, Step, Take
+from moeflux.runtime.job import F32, Job, Ran, Reached, Rows, Share, Step, Take
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.turns import Turns
 
@@ -50,15 +50,21 @@ class Scheduler:
         take: Take,
         stops: Seq[int] = (),
         reached: Reached | None = None,
+        rows: Rows | None = None,
     ) -> Job:
-        """Runs `tokens` behind what the sequence has, then asks `take` how to go on. The sequence is busy until then."""
+        """Runs `tokens` behind what the sequence has, then asks `take` how to go on. The sequence is busy until then.
+
+        `rows`: is handed the logits after every token but the last, which is therefore run by itself.
+        """
         check_tokens(tokens, self._engine.spec.vocab)
         with self._changed:
             self.check_free(sequence)
             sequence.check_usable()
             self._engine.check_room(len(sequence) + len(tokens))
-            ahead = sorted(stop for stop in set(stops) if len(sequence) < stop <= len(sequence) + len(tokens))
-            job = Job(sequence, [int(token) for token in tokens], take, GoodState(sequence), deque(ahead), reached)
+            end = len(sequence) + len(tokens)
+            stops = stops if rows is None else [*stops, end - 1]
+            ahead = sorted(stop for stop in set(stops) if len(sequence) < stop <= end)
+            job = Job(sequence, [int(token) for token in tokens], take, GoodState(sequence), deque(ahead), reached, rows)
             self._waiting.append(job)
             self._changed.notify_all()
             self.make_way()

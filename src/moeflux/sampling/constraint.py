@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from reprlib import repr as shown
 from typing import Any, Literal, get_args
 
@@ -36,6 +36,7 @@ LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,  # messages without pages of parser state
 )
 _OVER_LIMIT = re.compile(r"max is|limit|too many|too complex|too large|fuel|panic", re.IGNORECASE)
+MOST_BEGUN = 32  # compiled grammars that are kept
 PROBED = 8  # choices; where a grammar is too much at all, it shows within them
 Kind = Literal["schema", "regex", "lark"]
 NAMES: Mapping[Kind, str] = {"schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
@@ -43,8 +44,11 @@ NAMES: Mapping[Kind, str] = {"schema": "JSON schema", "regex": "regular expressi
 
 @dataclass(frozen=True)
 class Grammar:
+    """`schemas`: of values that a Lark grammar refers to by name (`@name`), as pairs of name and JSON text."""
+
     kind: Kind
     text: str
+    schemas: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -65,9 +69,9 @@ class Grammar:
         return cls("regex", pattern)
 
     @classmethod
-    def lark(cls, grammar: str) -> Grammar:
+    def lark(cls, grammar: str, schemas: Mapping[str, str] | None = None) -> Grammar:
         """A context-free grammar in Lark's notation, as llguidance reads it."""
-        return cls("lark", grammar)
+        return cls("lark", grammar, tuple((schemas or {}).items()))
 
     def compile(self) -> str:
         matcher = llguidance.LLMatcher
@@ -77,10 +81,18 @@ class Grammar:
                     return matcher.grammar_from_json_schema(self.text, defaults=JSON_STYLE)
                 case "regex":
                     return matcher.grammar_from_regex(self.text)
+                case "lark" if self.schemas:
+                    return self._compile_all()
                 case "lark":
                     return matcher.grammar_from_lark(self.text)
         except ValueError as error:
             raise _refused(self, str(error)) from error
+
+    def _compile_all(self) -> str:
+        named = [
+            {"name": name, "json_schema": {**json.loads(schema), "x-guidance": JSON_STYLE}} for name, schema in self.schemas
+        ]
+        return json.dumps({"grammars": [{"lark_grammar": self.text}, *named]})
 
 
 class Vocabulary:
@@ -97,27 +109,32 @@ class Vocabulary:
             raise InputError("output cannot be constrained: the model names no token that ends a text")
         tokenizer = llguidance.TokenizerWrapper(_Tokens(pieces, sorted(added), min(ends), encode))
         self._tokenizer = llguidance.LLTokenizer(tokenizer, eos_token=sorted(ends))
+        self._begun = lru_cache(MOST_BEGUN)(self._begin)  # an agent sends the same tools with every request
 
     def constrain(self, grammar: Grammar) -> Constraint:
         """A grammar that nothing can fit, or that is too much to follow, is refused here and not in mid-answer."""
         if not isinstance(grammar, Grammar):
             hint = "give Grammar.schema(…), Grammar.regex(…) or Grammar.lark(…)"
             raise OptionError(f"{shown(grammar)} does not say what it is", where="option 'grammar'", hint=hint)
+        return Constraint(self._begun(grammar).deep_copy(), self._tokenizer.vocab_size)
+
+    def _begin(self, grammar: Grammar) -> llguidance.LLMatcher:
         check_levels(grammar.kind, grammar.text)
+        for _, schema in grammar.schemas:
+            check_levels("schema", schema)
         compiled = grammar.compile()
         failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(compiled, self._tokenizer, limits=LIMITS)
         if failed:
             raise _refused(grammar, "; ".join(messages))
         matcher = llguidance.LLMatcher(self._tokenizer, compiled, log_level=0, limits=LIMITS)
         try:
-            constraint = Constraint(matcher, self._tokenizer.vocab_size)
-            constraint.allowed()
+            Constraint(matcher, self._tokenizer.vocab_size).allowed()
         except StateError as error:
             raise _refused(grammar, "nothing fits it") from error
         except InputError as error:
             raise _refused(grammar, error.what) from error
         self._probe(grammar, matcher.deep_copy())
-        return constraint
+        return matcher
 
     def _probe(self, grammar: Grammar, matcher: llguidance.LLMatcher) -> None:
         """A few choices ahead: what is forced without end never ends, and what is too much mostly begins with it."""

@@ -41,14 +41,18 @@ class Sampler:
         known = top if changed is logits else None
         token = choose(changed, self.params, draw, None if allowed is None else allowed[: self._vocab], known)
         self.note([token])
-        return Choice(token) if n is None else self._described(logits, token, top)
+        return Choice(token) if n is None else describe(logits, token, n, top)
 
     def note(self, tokens: Sequence[int]) -> None:
         """Tokens that came without a choice."""
         self._processors.note(tokens)
 
-    def _described(self, logits: F32, token: int, top: Ids | None) -> Choice:
-        total = log_total(logits)
-        ids = () if top is None else top.tolist()
-        ranked = sorted(((id, float(logits[id]) - total) for id in ids), key=lambda pair: (-pair[1], pair[0]))
-        return Choice(token, float(logits[token]) - total, tuple(ranked))
+
+def describe(logits: F32, token: int, n: int, top: Ids | None = None) -> Choice:
+    """A token and the `n` most likely ones with their log-probabilities. `top`: where those are, if that is known."""
+    if n and top is None:
+        top = largest(logits, min(n, len(logits)))
+    total = log_total(logits)
+    ids = () if top is None else top.tolist()
+    ranked = sorted(((id, float(logits[id]) - total) for id in ids), key=lambda pair: (-pair[1], pair[0]))
+    return Choice(token, float(logits[token]) - total, tuple(ranked))

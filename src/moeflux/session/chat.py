@@ -16,8 +16,9 @@ from moeflux.sampling.constraint import Grammar
 from moeflux.session.events import Finish, Token, text_of
 from moeflux.session.generate import Generation
 from moeflux.session.model_text import ModelText
-from moeflux.session.prompt import Conversation, Messages, PreparedPrompt, Transcripts, prepare
+from moeflux.session.prompt import Conversation, Messages, PreparedPrompt, prepare
 from moeflux.session.session import Session
+from moeflux.session.transcripts import Transcripts
 from moeflux.session.writer import Request
 from moeflux.text.chat import Tools
 from moeflux.text.messages import read_messages, write_answer
@@ -91,7 +92,7 @@ class Answer(Iterator[Token]):
             self._take_back()
             return
         self._closed = True
-        self._chat._answered(message, self._prompt, self._ids)
+        self._chat._answered(message, self._prompt, self._ids, self.calls)
 
     def _take_back(self) -> None:
         if not self._closed:
@@ -187,6 +188,7 @@ class Chat:
         self.reset()
         self.system, self.messages = system, list(messages or ())
 
-    def _answered(self, message: dict[str, Any], prompt: PreparedPrompt, ids: list[int]) -> None:
+    def _answered(self, message: dict[str, Any], prompt: PreparedPrompt, ids: list[int], calls: Sequence[ToolCall]) -> None:
         self.messages.append(message)
-        self._transcripts.remember(prompt.marked + self._text.tokenizer.decode(ids), [*prompt.ids, *ids])
+        self._transcripts.remember(prompt.marked + self._format.rendered(ids), [*prompt.ids, *ids])
+        self._transcripts.remember_calls(calls)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -226,7 +227,8 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def touch(path: Path) -> None:
-    """Used now: other processes, and those that start later, go on with this order."""
+def touch(path: Path, later_s: float = 0.0) -> None:
+    """Used now, or as if it were so much later: other processes, and those that start later, go on with this order."""
     with suppress(OSError):
-        os.utime(path)
+        at = time.time() + later_s
+        os.utime(path, (at, at))

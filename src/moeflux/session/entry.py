@@ -44,6 +44,11 @@ class Entry:
     snapshot: Snapshot | None = None
     file: Path | None = None
     fetches: int = 0
+    keep_s: float = 0.0  # from its latest use on, as long as there is room for it
+
+    @property
+    def kept_until(self) -> float:
+        return self.used + self.keep_s
 
 
 class Fetch:

@@ -10,7 +10,7 @@ from moeflux.runtime.prefill import PrefillProgress
 from moeflux.store.stats import ExpertUse
 from moeflux.text.regions import Part, Text
 
-Reason = Literal["end", "length", "stop_sequence", "complete", "cancelled"]
+Reason = Literal["end", "length", "context", "stop_sequence", "complete", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Token:
     logprob: float | None = None  # where asked for: of the model's own distribution
     top: tuple[tuple[int, float], ...] = ()  # the most likely tokens with theirs
     forced: bool = False  # the constraint left no choice, so it cost no step
+    reasoning: bool = False  # part of the thoughts, the marker that ends them included
 
     @property
     def text(self) -> str:
@@ -30,10 +31,19 @@ class Token:
 
 
 @dataclass(frozen=True)
+class PromptTokens:
+    """`said`: how many of them there are up to the end of the last message."""
+
+    ids: tuple[int, ...]
+    said: int
+
+
+@dataclass(frozen=True)
 class Queued:
     """A request waits: so many come before it."""
 
     place: int
+    prompt: PromptTokens = PromptTokens((), 0)
 
 
 @dataclass(frozen=True)
@@ -44,12 +54,20 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """The prompt was run, and its own tokens were scored: each with its log-probability, but for the first."""
+
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
 class Usage:
     prompt: int  # tokens,
     cached: int  # of them, those that the sequence held already
     completion: int  # generated tokens, an ending one not counted,
     reasoning: int  # of them, those inside reasoning,
     forced: int  # and those that a constraint forced
+    kept: int = 0  # tokens of the prompt that were run and whose state is kept: they can be read next time
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Finish:
-    """`end`: the model ended. `length`: max_tokens or context. `complete`: the constraint left nothing to say."""
+    """`end`: the model ended. `length`: max_tokens. `context`: it is full. `complete`: the rules left nothing to say."""
 
     reason: Reason
     usage: Usage
@@ -103,7 +121,9 @@ class Failed:
     error: MoefluxError
 
 
-Event = Queued | Started | PrefillProgress | Token | Finish | Failed  # a request's: the last is a Finish or a Failed
+Event = (
+    Queued | Started | PrefillProgress | Scored | Token | Finish | Failed
+)  # a request's: the last is a Finish or a Failed
 
 
 def text_of(parts: tuple[Part, ...]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from moeflux.core.errors import OptionError
 from moeflux.core.log import log
 from moeflux.sampling.constraint import Grammar
+from moeflux.sampling.params import MOST_LOGPROBS
 from moeflux.session.events import Event, Failed, Finish, Token
 
 Listen = Callable[[Event], object]  # called by the worker's thread, so it must not wait
@@ -21,19 +22,29 @@ Listen = Callable[[Event], object]  # called by the worker's thread, so it must 
 class RequestOptions:
     """How to answer. `sampling`: changes to the checkpoint's own way (temperature, top_k, seed, …)."""
 
-    max_tokens: int | None = None  # None: until the context is full
+    max_tokens: int | None = None  # None: until the context is full; 0: the prompt is run and kept, and nothing is said
     stop: str | Sequence[str] = ()
     grammar: Grammar | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     breakpoints: tuple[int, ...] = ()  # positions of the prompt where the caller wants to start again
+    keep_s: float = 0.0  # how long the state of the prompt is to be kept at least
+    reasoning_budget: int | None = None  # tokens; a thought that is longer is ended
+    score: int | None = None  # the prompt's own tokens too, with so many alternatives: all of it is run, and nothing kept
     priority: int = 0  # higher comes first
+    client: str = ""  # of one priority, clients take turns: who asks often does not keep others waiting
     deadline_s: float | None = None  # from now; what is not done then ends with a DeadlineError
 
     def __post_init__(self) -> None:
-        for name in ("priority", "deadline_s"):
+        n = self.reasoning_budget
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+            raise OptionError(f"{n!r} is not a number of tokens", where="option 'reasoning_budget'")
+        for name in ("priority", "deadline_s", "keep_s"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value != value):
                 raise OptionError(f"{value!r} is not a number", where=f"option {name!r}")
+        n = self.score
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= MOST_LOGPROBS):
+            raise OptionError(f"{n!r} is not a whole number from 0 to {MOST_LOGPROBS}", where="option 'score'")
 
 
 class Handle:
@@ -105,3 +116,16 @@ class Handle:
         finally:
             if is_last:
                 self._ended.set()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the request and its caller: both may hold this, and large states would live until somebody looks for cycles."""
+        self._cancel, self._place, self._listen = _nothing, _nothing, _ignore
+
+
+def _nothing() -> None:
+    pass
+
+
+def _ignore(event: Event) -> None:
+    pass

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moeflux.core.config import TextUse
-from moeflux.core.errors import BudgetError, ConfigError, InputError, OptionError
+from moeflux.core.errors import BudgetError, ConfigError, InputError, MoefluxError, OptionError
 from moeflux.core.json_file import read_json
 from moeflux.models.fields import Fields
 from moeflux.models.spec import ModelSpec
@@ -43,6 +43,16 @@ class ModelText:
     @cached_property
     def chat(self) -> ChatFormat:
         return ChatFormat.open(self._folder, self.tokenizer)
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether it can hold a conversation."""
+        if not self.has_tokenizer:
+            return False
+        try:
+            return self.chat is not None
+        except MoefluxError:
+            return False
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

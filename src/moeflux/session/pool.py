@@ -48,10 +48,10 @@ class SessionPool:
         """Tokens that a resting session would save."""
         return max((_start(session, ids) for session in self._resting), default=0)
 
-    def give_back(self, session: Session) -> None:
+    def give_back(self, session: Session, keep: bool = True) -> None:
         """Its request is over. It rests, if its sequence is good."""
         del self._in_use[session]
-        if session.sequence.usable and len(session.sequence):
+        if keep and session.sequence.usable and len(session.sequence):
             if self._prefixes is not None:
                 session.anchor()
             self._resting.append(session)

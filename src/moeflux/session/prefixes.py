@@ -1,8 +1,9 @@
 """States by the tokens that they are of, for all sequences of an engine, within the bytes that its plan keeps for them.
 
 Memory first; with a folder, on disk too, where they outlive the process. A state that was found counts as used, and so
-do those of shorter texts that it begins with, after it: what many texts begin with stays longest. Room is made before a
-state is copied or read, and what waits to be written counts until it is: the limit holds at every moment.
+do those of shorter texts that it begins with, after it: what many texts begin with stays longest. Those that were promised a
+time since their latest use leave last. Room is made before a state is copied or read, and what waits to be written counts
+until it is: the limit holds at every moment.
 """
 
 from __future__ import annotations
@@ -68,16 +69,28 @@ class PrefixStore:
     def lengths(self) -> tuple[int, ...]:
         return tuple(sorted(len(entry.tokens) for entry in self._tree))
 
+    @property
+    def texts(self) -> list[list[int]]:
+        """Tokens of all states, the one used longest ago first."""
+        return [entry.tokens.tolist() for entry in sorted(self._tree, key=lambda entry: entry.order)]
+
     def put(self, snapshot: Snapshot) -> bool:
         """Keep it in memory, and on disk if there is one. False where there is no room."""
         return self._keep(snapshot.tokens, snapshot.own_bytes, snapshot.blocks(), lambda: snapshot)
 
-    def put_sequence(self, sequence: EngineSequence) -> bool:
+    def put_sequence(self, sequence: EngineSequence, keep_s: float = 0.0) -> bool:
         """As `put`, with the state that a sequence has now: copied if it is not here yet, and once there is room."""
         sequence.check_usable()
         tokens = np.array(sequence.tokens, dtype=np.int32)
         own = own_bytes(len(tokens), sequence.states)
-        return self._keep(tokens, own, blocks_of(sequence.states), sequence.snapshot)
+        return self._keep(tokens, own, blocks_of(sequence.states), sequence.snapshot, keep_s)
+
+    def keep(self, tokens: Sequence[int], keep_s: float) -> None:
+        """What is here of these tokens leaves after what nobody asked for: for so long since it was last used."""
+        found = self._tree.prefixes(np.asarray(tokens, dtype=np.int32))
+        if found and found[-1][1].keep_s < keep_s:
+            found[-1][1].keep_s = keep_s
+            self._touch(found[-1][1])
 
     def candidates(self, tokens: Sequence[int], at_most: int) -> list[tuple[int, Entry]]:
         """Where a text can start from, best first: how many of its tokens, and whose state."""
@@ -159,7 +172,9 @@ class PrefixStore:
 
     # How.
 
-    def _keep(self, tokens: Tokens, own: int, blocks: Iterable[Block], snapshot: Callable[[], Snapshot]) -> bool:
+    def _keep(
+        self, tokens: Tokens, own: int, blocks: Iterable[Block], snapshot: Callable[[], Snapshot], keep_s: float = 0.0
+    ) -> bool:
         if len(tokens) == 0:
             return False
         self._settle()
@@ -173,6 +188,7 @@ class PrefixStore:
                 self._tree.put(tokens, entry)
             entry.snapshot = kept
             self._held.hold(kept)
+        entry.keep_s = max(entry.keep_s, keep_s)
         self._write(entry, entry.snapshot)
         self._use(entry)
         return True
@@ -185,7 +201,7 @@ class PrefixStore:
             self._held.hold(snapshot)
 
     def _make_room(self, own: int, blocks: Sequence[Block]) -> bool:
-        """For a snapshot: the ones used longest ago leave memory; those on disk can come back.
+        """For a snapshot: the ones used longest ago leave memory, those with a time to go last; those on disk can come back.
 
         What is on its way stays. Where even that would not do, nobody leaves.
         """
@@ -193,7 +209,9 @@ class PrefixStore:
         if fixed + own + sum(block.nbytes for block in blocks) > self._limit:
             return False
         while self._held.nbytes + self._held.added_by(own, blocks) > self._limit:
-            self._leave_memory(min(filter(self._can_leave, self._tree), key=lambda entry: entry.order))
+            now = self._clock()
+            leaving = min(filter(self._can_leave, self._tree), key=lambda entry: (entry.kept_until > now, entry.order))
+            self._leave_memory(leaving)
         return True
 
     def _can_leave(self, entry: Entry) -> bool:
@@ -216,6 +234,7 @@ class PrefixStore:
             entry = self._tree.get(written.snapshot.tokens)
             if entry is not None:
                 entry.file = written.path if written.kept else entry.file
+                self._touch(entry)
             elif written.kept:  # forgotten meanwhile
                 remove(written.path)
             for gone in [other for other in self._tree if other.file in written.removed]:
@@ -225,18 +244,22 @@ class PrefixStore:
             self._expire(self._clock() - self._limits.ttl_seconds)
 
     def _expire(self, oldest: float) -> None:
-        for entry in [entry for entry in self._tree if entry.used < oldest]:
+        for entry in [entry for entry in self._tree if entry.kept_until < oldest]:
             if entry.file is not None:  # another process may have used it since
                 entry.used = max(entry.used, modified(entry.file) or 0.0)
-            if entry.used < oldest:
+            if entry.kept_until < oldest:
                 self._forget(entry)
 
     def _use(self, entry: Entry) -> None:
         shorter = [other for length, other in self._tree.prefixes(entry.tokens) if other is not entry]
         for used in (entry, *reversed(shorter)):
             used.used, used.order = self._clock(), self._next()
-            if used.file is not None:
-                touch(used.file)
+            self._touch(used)
+
+    def _touch(self, entry: Entry) -> None:
+        """On disk the order of leaving is that of the files' times: a promised time counts as use to come."""
+        if entry.file is not None:
+            touch(entry.file, entry.keep_s)
 
     def _next(self) -> int:
         self._order += 1

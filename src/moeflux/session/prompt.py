@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
+from itertools import accumulate
+from os.path import commonprefix
 from typing import Any
 
 from moeflux.core.errors import InputError
 from moeflux.runtime.snapshot import common_length
+from moeflux.session.transcripts import Transcripts
+from moeflux.text.calls import AUTO, ToolChoice
 from moeflux.text.chat import ChatFormat, Prompt, Tools
+from moeflux.text.messages import read_messages, read_tools
+from moeflux.text.pen import Pen
 from moeflux.text.regions import Splitter
-
-MOST_TOKENS = 2**20  # of all remembered transcripts together
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a caller sends: messages, the tools that the model may call, and variables for the template."""
+    """What a caller sends: messages, the tools that the model may call, and variables for the template.
+
+    An assistant's message at the end is the beginning of the answer. `keep_s` in messages and tools: see `text/messages`.
+    """
 
     messages: Messages
     tools: Tools | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # enable_thinking, …
+    choice: ToolChoice = AUTO
+    loaded: Tools = ()  # tools that messages brought: they can be called, and are not told of at the beginning
 
     @classmethod
     def of(cls, messages: Messages, tools: Tools | None = None, thinking: bool | None = None) -> Conversation:
         """`thinking` None: what the template does by itself."""
         return cls(messages, tools, {} if thinking is None else {"enable_thinking": thinking})
+
+    @property
+    def callable(self) -> Tools:
+        """All tools that there are."""
+        return (*(self.tools or ()), *self.loaded)
 
 
 @dataclass(frozen=True)
@@ -40,48 +53,54 @@ class PreparedPrompt:
     ids: list[int]
     said: int
     splitter: Splitter
-
-
-class Transcripts:
-    """Rendered texts and the tokens that they were. From any thread.
-
-    What is known keeps its tokens: encoded anew, a model's own text can be cut in another way, and its state would be lost.
-    """
-
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        self._known: OrderedDict[str, list[int]] = OrderedDict()  # the one used longest ago first
-        self._most, self._n_tokens, self._lock = most_tokens, 0, Lock()
-
-    def encode(self, chat: ChatFormat, prompt: Prompt) -> list[int]:
-        with self._lock:
-            begins = max((text for text in self._known if prompt.marked.startswith(text)), key=len, default=None)
-            known = [] if begins is None else self._known[begins]
-            if begins is not None:
-                self._known.move_to_end(begins)
-        return [*known, *chat.encode(Prompt(prompt.marked[len(begins or "") :]))]
-
-    def remember(self, marked: str, ids: list[int]) -> None:
-        with self._lock:
-            self._n_tokens -= len(self._known.pop(marked, ()))
-            self._known[marked] = ids
-            self._n_tokens += len(ids)
-            while self._n_tokens > self._most:
-                self._n_tokens -= len(self._known.popitem(last=False)[1])
-
-    def clear(self) -> None:
-        with self._lock:
-            self._known.clear()
-            self._n_tokens = 0
+    boundaries: tuple[int, ...] = ()  # where the part ends that other conversations may begin with too
+    breakpoints: Mapping[int, float] = field(default_factory=dict)  # and for how long each is to be kept at least
 
 
 def prepare(chat: ChatFormat, conversation: Conversation, transcripts: Transcripts) -> PreparedPrompt:
     """Typed errors where messages or tools are not what a template takes."""
     c = conversation
-    prompt = chat.prompt(c.messages, c.tools, **c.variables)
+    messages = transcripts.restore(read_messages(c.messages))
+    variables = {"continue_final_message": True, **c.variables}
+    prompt = chat.prompt(messages, c.tools, **variables)
     ids = transcripts.encode(chat, prompt)
+    positions = _Positions(chat, prompt.marked, ids)
+    splitter = chat.splitter(prompt, c.callable, calls=c.choice.mode != "none")
+    pen, boundaries, breakpoints = Pen(), list[int](), dict[int, float]()
+    signed = transcripts.restore(read_messages(c.messages, pen)), read_tools(c.tools, pen)
+    for place in pen.find(chat.prompt(*signed, **variables).marked, prompt.marked):
+        at = positions.of(place.offset)
+        if place.keep_s is None:
+            boundaries.append(at)
+        else:
+            breakpoints[at] = max(place.keep_s, breakpoints.get(at, 0.0))
+    said = positions.of(_said(chat, c, messages, prompt.marked))
+    return PreparedPrompt(prompt.marked, ids, said, splitter, tuple(boundaries), breakpoints)
+
+
+def _said(chat: ChatFormat, c: Conversation, messages: Messages, marked: str) -> int:
+    """Characters of the prompt up to the end of the last message."""
     try:
-        bare = chat.prompt(c.messages, c.tools, add_generation_prompt=False, **c.variables)
-        said = common_length(transcripts.encode(chat, bare), ids)
+        bare = chat.prompt(messages, c.tools, **{**c.variables, "add_generation_prompt": False}).marked
     except InputError:  # some templates refuse to end so
-        said = len(ids)
-    return PreparedPrompt(prompt.marked, ids, said, chat.splitter(prompt, c.tools))
+        return len(marked)
+    return len(commonprefix([bare, marked]))  # noqa: RUF071 (characters are meant)
+
+
+class _Positions:
+    """Tokens of a prompt that lie before one of its characters."""
+
+    def __init__(self, chat: ChatFormat, marked: str, ids: list[int]) -> None:
+        self._chat, self._marked, self._ids = chat, marked, ids
+        self._ends = list(accumulate(len(chat.tokenizer.piece(id)) for id in ids)) if chat.tokenizer.is_byte_level else []
+
+    def of(self, offset: int) -> int:
+        if offset == len(self._marked):
+            return len(self._ids)
+        if self._ends and self._ends[-1] == _n_bytes(self._marked):
+            return bisect_right(self._ends, _n_bytes(self._marked[:offset]))
+        return common_length(self._chat.encode(Prompt(self._marked[:offset])), self._ids)  # the tokenizer changed the text
+
+
+def _n_bytes(marked: str) -> int:
+    return len(Prompt(marked).text.encode())

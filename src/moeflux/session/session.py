@@ -7,8 +7,8 @@ zero. With a store they are kept in it, under its one budget; without, as checkp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from moeflux.core.errors import BudgetError, CancelledError
 from moeflux.runtime.batch import Segment, check_tokens
 from moeflux.runtime.cancel import CancelFlag
 from moeflux.runtime.engine import Engine
-from moeflux.runtime.job import Job, Take
+from moeflux.runtime.job import Job, Rows, Take
 from moeflux.runtime.prefill import OnPrefill
 from moeflux.runtime.scheduler import Scheduler
 from moeflux.runtime.snapshot import common_length
@@ -40,10 +40,21 @@ class PrefixUse:
 
 @dataclass(frozen=True)
 class Marks:
-    """Positions of a text. `breakpoints`: where its caller wants to start again. `boundaries`: where messages end."""
+    """Positions of a text. `breakpoints`: where its caller wants to start again, and for how many seconds at least each is
+    to be kept. `boundaries`: where messages end. `keep_s`: as for a breakpoint at the end."""
 
-    breakpoints: tuple[int, ...] = ()
+    breakpoints: Mapping[int, float] = field(default_factory=dict)
     boundaries: tuple[int, ...] = ()
+    keep_s: float = 0.0
+
+    def keep_seconds(self, position: int) -> float:
+        """For a state there."""
+        return self.breakpoints.get(position, self.keep_s)
+
+    @property
+    def most_seconds(self) -> float:
+        """For a state that serves every breakpoint."""
+        return max((*self.breakpoints.values(), self.keep_s))
 
 
 NO_MARKS = Marks()
@@ -54,6 +65,7 @@ class Session:
         self._engine, self._prefixes, self._every = engine, prefixes, anchor_every
         self.sequence = engine.sequence()
         self.logits: F32 | None = None  # [vocab], after the last token
+        self._marks = NO_MARKS
         self._read = self._kept = self._end = 0  # of the latest text: where it started, what can be read next time, its end
 
     def sync(
@@ -70,7 +82,7 @@ class Session:
         first and the last ones are used. `cancelled` is heard between layers: CancelledError, and whole chunks stay.
         """
         tokens = list(tokens)
-        anchors = self._begin(tokens, Marks(tuple(breakpoints), tuple(boundaries)))
+        anchors = self._begin(tokens, Marks(dict.fromkeys(breakpoints, 0.0), tuple(boundaries)))
         start = self._read
         for stop in sorted({*anchors, len(tokens)}):
             self._run(tokens, stop, cancelled, _shifted(progress, len(self.sequence) - start, len(tokens) - start))
@@ -85,6 +97,15 @@ class Session:
         anchors = self._begin(tokens, marks)
         return scheduler.submit(self.sequence, tokens[self._read :], take, sorted(anchors), self._reach)
 
+    def submit_all(self, scheduler: Scheduler, tokens: Sequence[int], take: Take, rows: Rows) -> Job:
+        """Every token is run, whatever is known, and none is kept on the way: `rows` is handed the logits after each."""
+        scheduler.check_free(self.sequence)
+        self.clear()
+        self._engine.check_room(len(tokens))
+        self._read = self._kept = 0
+        self._end = len(tokens)
+        return scheduler.submit(self.sequence, tokens, take, rows=rows)
+
     @property
     def use(self) -> PrefixUse:
         """Of the latest text. What was kept grows while it is run."""
@@ -97,11 +118,14 @@ class Session:
         self.logits = logits[0]
         return self.logits
 
-    def anchor(self) -> bool:
-        """Keep the state as it is now: at the end of a generation, so that the next turn starts there. False: no room."""
+    def anchor(self, keep_s: float | None = None) -> bool:
+        """Keep the state as it is now: at the end of a generation, so that the next turn starts there. False: no room.
+
+        `keep_s`: for so many seconds at least, if there is room; None: as the latest text's marks say.
+        """
         try:
             if self._prefixes is not None:
-                return self._prefixes.put_sequence(self.sequence)
+                return self._prefixes.put_sequence(self.sequence, self._marks.most_seconds if keep_s is None else keep_s)
             self.sequence.checkpoint()
         except BudgetError:
             return False
@@ -118,11 +142,14 @@ class Session:
         self._engine.check_room(len(tokens))
         self.logits = None
         self._read = self._kept = self._start(tokens)
-        self._end = len(tokens)
+        self._end, self._marks = len(tokens), marks
+        if self._prefixes is not None:
+            for position, seconds in marks.breakpoints.items():
+                self._prefixes.keep(tokens[:position], seconds)
         return self._anchors(self._read, len(tokens), marks)
 
     def _reach(self, position: int) -> None:
-        if self.anchor():
+        if self.anchor(None if self.sequence.cuttable else self._marks.keep_seconds(position)):
             self._kept = position
 
     def _start(self, tokens: list[int]) -> int:

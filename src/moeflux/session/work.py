@@ -7,20 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Timer
 
-from moeflux.core.errors import DeadlineError, MoefluxError
+from moeflux.core.errors import DeadlineError, MoefluxError, OptionError
 from moeflux.runtime.batch import check_tokens
 from moeflux.runtime.job import F32, Job
 from moeflux.runtime.prefill import PrefillProgress
-from moeflux.session.events import Failed, Started, Token
+from moeflux.sampling.params import MOST_BIAS
+from moeflux.session.events import Failed, PromptTokens, Started, Token
 from moeflux.session.generate import Clock, finished
 from moeflux.session.handle import Handle, RequestOptions
 from moeflux.session.model_text import ModelText
-from moeflux.session.prompt import Conversation, Transcripts, prepare
+from moeflux.session.prompt import Conversation, prepare
+from moeflux.session.rules import RuleSet
+from moeflux.session.scoring import PromptScores
 from moeflux.session.session import Marks, Session
+from moeflux.session.tool_rules import rules_for
+from moeflux.session.transcripts import Transcripts
 from moeflux.session.writer import Request, Writer
 from moeflux.store.stats import ExpertUse
 from moeflux.text.regions import Splitter
 from moeflux.text.stops import read_stops
+from moeflux.text.tools import CallEnd, ToolCall
 
 AnyPrompt = str | Sequence[int] | Conversation
 
@@ -37,14 +43,21 @@ class Work:
     run: tuple[int, ...]
     forced: tuple[Token, ...]
     clock: Clock
+    scores: PromptScores | None = None  # where the prompt's own tokens are wanted
     handle: Handle = field(init=False)
     ids: list[int] = field(default_factory=list)  # of the answer
     session: Session | None = None
     job: Job | None = None
     before: ExpertUse = field(default_factory=ExpertUse)
+    calls: list[ToolCall] = field(default_factory=list)  # that the answer made
     told: int = 0  # tokens of the prompt, in the latest progress
     cancelled: bool = False
     timer: Timer | None = None  # wakes the worker when it is late
+
+    @property
+    def prompt(self) -> PromptTokens:
+        n = self.writer.usage.prompt
+        return PromptTokens(self.run[:n], min(n, max(self.marks.boundaries, default=n)))
 
     @property
     def late(self) -> bool:
@@ -68,6 +81,8 @@ class Work:
 
     def take(self, logits: F32) -> tuple[int, ...]:
         """Of the scheduler: the tokens to run next."""
+        if self.scores is not None and not self.clock.prefilled:
+            self.handle.tell(self.scores.scored)
         self.clock.prefill()
         turn = self.writer.take(logits)
         self._tell_tokens(turn.events)
@@ -76,6 +91,7 @@ class Work:
     def _tell_tokens(self, tokens: tuple[Token, ...]) -> None:
         for token in tokens:
             self.ids.append(token.id)
+            self.calls += [part.call for part in token.parts if isinstance(part, CallEnd)]
             self.clock.token()
             self.handle.tell(token)
 
@@ -88,6 +104,10 @@ class Work:
             done, total = self.told - start, len(self.run) - start
             self.handle.tell(PrefillProgress(done, total, self.use.bytes_read, self.clock.elapsed))
 
+    def let_go(self) -> None:
+        """Of its state. It is over, and whoever still has its handle does not need it."""
+        self.session, self.job, self.scores = None, None, None
+
     def end(self, error: MoefluxError | None) -> None:
         """Tells the last event. Without an error: its writer has ended, or it was cancelled, or it is late."""
         if error is None and self.writer.reason is None and self.late and not self.cancelled:
@@ -98,6 +118,8 @@ class Work:
             self.handle.tell(Failed(error))
             return
         self.writer.cancel()
+        if self.session is not None:
+            self.writer.kept(self.session.use.created)
         self.handle.tell(finished(self.writer, self.clock, self.use))
 
 
@@ -105,18 +127,47 @@ def prepare_work(text: ModelText, context: int, prompt: AnyPrompt, options: Requ
     """All that needs no engine: rendering, encoding, compiling. Raises what is the caller's mistake."""
     clock = Clock()
     clock.start()
-    marked: str | None = None
-    splitter: Splitter | None = None
-    if isinstance(prompt, Conversation):
-        prepared = prepare(text.chat, prompt, past)
-        ids, said, marked, splitter = prepared.ids, prepared.said, prepared.marked, prepared.splitter
-    else:
-        ids = text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        said = len(ids)
+    wanted = _wanted(text, prompt, options, past)
+    ids = wanted.ids
     check_tokens(ids, text.vocab)
-    params, stops = text.sampling(**options.sampling), read_stops(options.stop)
-    writer = Writer(text, Request(ids, params, options.max_tokens, stops, options.grammar, splitter), context)
+    scores = None if options.score is None else PromptScores(ids, options.score, text.n_ids)
+    sampling = dict(options.sampling)
+    if wanted.banned:
+        sampling["logit_bias"] = {**sampling.get("logit_bias", {}), **dict.fromkeys(wanted.banned, -MOST_BIAS)}
+    params, stops = text.sampling(**sampling), read_stops(options.stop)
+    request = Request(ids, params, options.max_tokens, stops, rules=wanted.rules, splitter=wanted.splitter)
+    writer = Writer(text, request, context)
     most = context if options.max_tokens is None else min(context, len(ids) + options.max_tokens)
     deadline = None if options.deadline_s is None else time.monotonic() + options.deadline_s
-    marks, turn = Marks(tuple(options.breakpoints), (said,)), writer.begin()
-    return Work(writer, marks, most, marked, deadline, turn.run, turn.events, clock)
+    turn = writer.begin()
+    return Work(writer, wanted.marks, most, wanted.marked, deadline, turn.run, turn.events, clock, scores)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    ids: list[int]
+    marks: Marks
+    rules: RuleSet
+    marked: str | None = None
+    splitter: Splitter | None = None
+    banned: tuple[int, ...] = ()
+
+
+def _wanted(text: ModelText, prompt: AnyPrompt, options: RequestOptions, past: Transcripts) -> _Wanted:
+    breakpoints = dict.fromkeys(options.breakpoints, options.keep_s)
+    if options.score is not None and (options.grammar is not None or isinstance(prompt, Conversation)):
+        raise OptionError("a text is scored, without a constraint on its answer", where="option 'score'")
+    if not isinstance(prompt, Conversation):
+        ids = text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return _Wanted(ids, Marks(breakpoints, (len(ids),), options.keep_s), RuleSet(options.grammar))
+    chat, prepared = text.chat, prepare(text.chat, prompt, past)
+    marks = Marks({**prepared.breakpoints, **breakpoints}, (*prepared.boundaries, prepared.said), options.keep_s)
+    rules = rules_for(text, prompt, options)
+    banned = chat.call_openers if prompt.choice.mode == "none" and prompt.callable else ()
+    return _Wanted(prepared.ids, marks, rules, prepared.marked, prepared.splitter, banned)
+
+
+def encode_prompt(text: ModelText, prompt: AnyPrompt, past: Transcripts) -> list[int]:
+    if isinstance(prompt, Conversation):
+        return prepare(text.chat, prompt, past).ids
+    return text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -24,9 +24,9 @@ from moeflux.session.loading import Load, StateLoader
 from moeflux.session.model_text import ModelText
 from moeflux.session.pool import SessionPool
 from moeflux.session.prefixes import PrefixStore
-from moeflux.session.prompt import Transcripts
+from moeflux.session.transcripts import Transcripts
 from moeflux.session.waiting import WaitingLine
-from moeflux.session.work import AnyPrompt, Work, prepare_work
+from moeflux.session.work import AnyPrompt, Work, encode_prompt, prepare_work
 from moeflux.store.stats import ExpertUse
 
 MAX_QUEUE = 64
@@ -76,6 +76,9 @@ class Worker:
         self._unwanted: list[Load] = []  # by now, and still being read
         self._running: list[Work] = []
         self._transcripts = Transcripts()
+        if prefixes is not None and text.has_chat:
+            for tokens in prefixes.texts:  # what was said before a restart keeps its tokens
+                self._transcripts.remember(text.chat.rendered(tokens), tokens)
         self._changed = Condition()
         self._closing: float | None = None  # until when those that run may finish
         self._use = ExpertUse()
@@ -95,14 +98,18 @@ class Worker:
             if self._closing is not None:
                 raise ClosedError("the worker is closed")
             self._waiting.check_room()
-            handle.tell(Queued(self._waiting.place_for(options.priority)))
-            self._waiting.add(work, options.priority)
+            handle.tell(Queued(self._waiting.place_for(options.priority, options.client), work.prompt))
+            self._waiting.add(work, options.priority, options.client)
             self._changed.notify_all()
         if work.timer is not None:
             work.timer.start()
         if self._scheduler.n_active < self._most:
             self._scheduler.make_way()
         return handle
+
+    def encode(self, prompt: AnyPrompt) -> list[int]:
+        """The tokens that `submit` would run."""
+        return encode_prompt(self._text, prompt, self._transcripts)
 
     @property
     def status(self) -> WorkerStatus:
@@ -117,8 +124,8 @@ class Worker:
             self._changed.notify_all()
         self._thread.join(max(0.0, drain_s))
         for work in list(self._running):
-            if work.job is not None:
-                self._scheduler.cancel(work.job)
+            if (job := work.job) is not None:
+                self._scheduler.cancel(job)
         self._thread.join()
         self._loader.close()
 
@@ -134,8 +141,8 @@ class Worker:
 
     def _stop_late(self, work: Work) -> None:
         """It was cancelled, or its time is over: `_drop_late` ends it, and the scheduler stops it if it runs."""
-        if work.job is not None:
-            self._scheduler.cancel(work.job)
+        if (job := work.job) is not None:
+            self._scheduler.cancel(job)
         self._wake()
 
     def _wake(self) -> None:
@@ -172,6 +179,8 @@ class Worker:
                 self._start_loaded(work, load)
         if self._closing is None:
             self._admit()
+        else:
+            self._end_waiting(ClosedError("the worker was closed"))
         self._scheduler.expected = len(self._loading)
         self._scheduler.step()
         for work in list(self._running):
@@ -211,7 +220,7 @@ class Worker:
             if work.writer.reason is not None:  # a constraint left nothing to say
                 self._leave(work)
                 self._end_forced(work)
-            elif load := self._loader.begin(work.run, self._pool.known(work.run)):
+            elif work.scores is None and (load := self._loader.begin(work.run, self._pool.known(work.run))):
                 self._waiting.remove(work)
                 self._loading[work] = load
             elif not self._start(work, None):
@@ -238,7 +247,7 @@ class Worker:
 
     def _start(self, work: Work, snapshot: Snapshot | None) -> bool:
         """False where there is no room now. `snapshot`: of its beginning, read for it."""
-        session = self._pool.take(work.run, work.context)
+        session = self._pool.take(work.run if work.scores is None else work.run[:1], work.context)
         if session is None:
             return False
         self._waiting.remove(work)
@@ -247,7 +256,10 @@ class Worker:
         try:
             if snapshot is not None:
                 session.sequence.adopt(snapshot)
-            job = session.submit(self._scheduler, work.run, work.take, work.marks)
+            if work.scores is None:
+                job = session.submit(self._scheduler, work.run, work.take, work.marks)
+            else:
+                job = session.submit_all(self._scheduler, work.run, work.take, work.scores.take)
             work.started(session, job)
         except Exception as error:
             if work.job is not None:
@@ -271,23 +283,31 @@ class Worker:
         assert work.session is not None
         self._use += work.use
         try:
-            self._pool.give_back(work.session)
+            self._pool.give_back(work.session, keep=work.scores is None)
         except Exception:
             log.exception("the state of a conversation could not be kept")
         job = work.job
         if error is None and job is not None and job.error is not None and not job.cancelled:
             error = _typed(job.error)
+            log.warning("a request failed", exc_info=error)
         if work.marked is not None and error is None and work.ids:
-            answer = self._text.tokenizer.decode(work.ids)
+            answer = self._text.chat.rendered(work.ids)
             self._transcripts.remember(work.marked + answer, [*work.run[: work.writer.usage.prompt], *work.ids])
+            self._transcripts.remember_calls(work.calls)
         if error is None and self._closing is not None and not work.cancelled and work.writer.reason is None:
             error = ClosedError("the worker was closed")
+        if error is not None:
+            _forget_frames(error)
         work.end(error)
+        work.let_go()
 
-    def _end_all(self, error: MoefluxError) -> None:
+    def _end_waiting(self, error: MoefluxError) -> None:
         for work in (*self._waiting, *self._loading):
             self._leave(work)
             work.end(error)
+
+    def _end_all(self, error: MoefluxError) -> None:
+        self._end_waiting(error)
         for work in list(self._running):
             if work.job is not None:
                 self._scheduler.cancel(work.job)
@@ -302,3 +322,12 @@ def _typed(error: BaseException) -> MoefluxError:
         return error
     log.error("a request failed in a way that it should not", exc_info=error)
     return InternalError(f"{type(error).__name__}: {error}")
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """An error lives as long as its caller likes, and the frames that it went through hold the states of sequences."""
+    if error is not None:
+        error.__traceback__ = None
+        _forget_frames(error.__cause__)
+        if error.__context__ is not error.__cause__:
+            _forget_frames(error.__context__)

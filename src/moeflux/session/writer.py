@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from moeflux.core.errors import InputError, StateError
+from moeflux.core.errors import ContextError, InputError, StateError
 from moeflux.sampling.choose import F32
 from moeflux.sampling.constraint import Grammar
 from moeflux.sampling.params import SamplingParams
 from moeflux.sampling.sampler import Choice, Sampler
 from moeflux.session.events import Reason, Token, Usage
 from moeflux.session.model_text import ModelText
+from moeflux.session.rules import Rules, RuleSet
 from moeflux.text.regions import Part, Splitter
 from moeflux.text.stream import TextStream
+from moeflux.text.tools import CallEnd
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. `max_tokens` None: until the context is full."""
+    """What to generate. `max_tokens` None: until the context is full; 0: the prompt is run, and nothing is said."""
 
     ids: Sequence[int]
     sampling: SamplingParams
@@ -31,6 +33,7 @@ class Request:
     grammar: Grammar | None = None  # holds from the end of reasoning on
     splitter: Splitter | None = None  # None: everything is text
     boundaries: tuple[int, ...] = ()  # positions of the prompt where a later one may go another way
+    rules: RuleSet | None = None  # in place of a grammar alone: thoughts and calls have theirs
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,10 @@ class Writer:
         if request.stops and self._stream is None:
             text.tokenizer  # noqa: B018 (says that there is none)
         self._sampler = Sampler(request.sampling, text.n_ids, request.ids)
-        self._constraint = None if request.grammar is None else text.vocabulary.constrain(request.grammar)
+        rules = RuleSet(request.grammar) if request.rules is None else request.rules
+        grammars = rules.grammar is not None or rules.calls is not None
+        self._one_call = rules.one_call
+        self._rules = Rules(rules, text.vocabulary if grammars else None, self._stream)
         self._begun = False
         self.usage = Usage(len(request.ids), 0, 0, 0, 0)
         self.reason: Reason | None = None
@@ -90,8 +96,7 @@ class Writer:
             raise StateError("the generation has begun already")
         self._begun = True
         tally = _Tally(list(self._request.ids))
-        if self._active:
-            self._hide_markers()
+        self._hide_markers()
         self._force(tally)
         return tally.turn(self.reason is not None)
 
@@ -99,9 +104,11 @@ class Writer:
         """Logits [vocab] after the last token that was to be run."""
         if self.reason is not None:
             raise StateError(f"the generation has ended already ({self.reason})")
-        allowed = self._constraint.allowed() if self._constraint and self._active else None
-        choice = self._sampler.sample(logits, allowed)
         tally = _Tally()
+        if self._request.max_tokens == 0:  # the prompt was to be run, nothing else
+            self.reason = "length"
+            return tally.turn(True)
+        choice = self._sampler.sample(logits, self._rules.allowed())
         if choice.token in self._ends:
             if parts := self.rest():
                 tally.events.append(Token(choice.token, parts))
@@ -119,64 +126,57 @@ class Writer:
         """So many tokens of the prompt were not run, because their state was known."""
         self.usage = replace(self.usage, cached=min(n_cached, self.usage.prompt))
 
+    def kept(self, n_tokens: int) -> None:
+        """So many tokens of the prompt were run, and their state is kept."""
+        self.usage = replace(self.usage, kept=max(0, min(n_tokens, self.usage.prompt - self.usage.cached)))
+
     def rest(self) -> tuple[Part, ...]:
         """What was held back. Once, at the end."""
         return self._stream.finish() if self._stream else ()
 
-    @property
-    def _active(self) -> bool:
-        """Whether the constraint holds now."""
-        return self._constraint is not None and not (self._stream and self._stream.reasoning)
-
     def _hide_markers(self) -> None:
-        """In constrained output nothing is a marker."""
-        if self._request.splitter:
+        if self._request.splitter and self._rules.hides_markers:
             self._request.splitter.turn_off()
 
     def _force(self, tally: _Tally) -> None:
         """Tokens that need no step, as many as there is room for."""
-        if self.reason is not None or self._constraint is None or not self._active:
-            return
-        tokens = self._constraint.forced()[: max(0, self._context - self.n_tokens)]
-        self._sampler.note(tokens)
-        for token in tokens:
-            self._add(tally, Choice(token), forced=True)
-            if self.reason is not None:
+        while self.reason is None and self._request.max_tokens != 0 and (tokens := self._rules.forced()):
+            tokens = tokens[: max(0, self._context - self.n_tokens)]
+            self._sampler.note(tokens)
+            for token in tokens:
+                self._add(tally, Choice(token), forced=True)
+                if self.reason is not None:
+                    return
+            if not tokens:
                 return
 
     def _add(self, tally: _Tally, choice: Choice, forced: bool) -> None:
         """Everything that follows from a token."""
-        was_active, reasoning = self._active, bool(self._stream and self._stream.reasoning)
+        reasoning = bool(self._stream and self._stream.reasoning)
         parts = self._stream.add(choice.token) if self._stream else ()
-        if self._constraint and was_active:
-            self._constraint.advance([choice.token])
-        elif self._active:
-            self._hide_markers()
+        self._rules.took(choice.token, reasoning)
+        self._hide_markers()
         u = self.usage
         self.usage = replace(u, completion=u.completion + 1, reasoning=u.reasoning + reasoning, forced=u.forced + forced)
-        self.reason = self._why_over()
+        self.reason = self._why_over(parts)
         if self.reason:
             parts += self.rest()
         tally.run.append(choice.token)
-        tally.events.append(Token(choice.token, parts, choice.logprob, choice.top, forced))
+        tally.events.append(Token(choice.token, parts, choice.logprob, choice.top, forced, reasoning))
 
-    def _why_over(self) -> Reason | None:
+    def _why_over(self, parts: tuple[Part, ...]) -> Reason | None:
         if self.stop_sequence is not None:
             return "stop_sequence"
-        if self._constraint and self._active and self._constraint.finished:
+        if self._rules.finished or (self._one_call and any(isinstance(part, CallEnd) for part in parts)):
             return "complete"
-        if self.usage.completion == self._request.max_tokens or self.n_tokens > self._context:
+        if self.usage.completion == self._request.max_tokens:
             return "length"
-        return None
+        return "context" if self.n_tokens > self._context else None
 
 
 def _check(request: Request, context: int) -> None:
     n = request.max_tokens
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-        raise InputError(f"max_tokens is {n!r}, not a positive whole number", where="option 'max_tokens'")
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+        raise InputError(f"max_tokens is {n!r}, not a whole number from 0 on", where="option 'max_tokens'")
     if len(request.ids) > context:
-        raise InputError(
-            f"a prompt of {len(request.ids)} tokens, but the memory of this engine is planned for {context}",
-            where="option 'context'",
-            hint=f"load the model with context={len(request.ids)} or more",
-        )
+        raise ContextError(len(request.ids), context)

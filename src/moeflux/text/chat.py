@@ -13,10 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from moeflux.core.errors import MissingTensorError, MoefluxError
+from moeflux.core.errors import InputError, MissingTensorError
+from moeflux.text.calls import CallGrammars
+from moeflux.text.fit import Abilities, fit
+from moeflux.text.framing import find_call_frame, find_thought_end, plain_frame
 from moeflux.text.messages import Arguments, read_messages, read_tools
+from moeflux.text.pen import END
 from moeflux.text.plain_data import PlainReader
-from moeflux.text.regions import Splitter, Syntax, find_syntax
+from moeflux.text.regions import Splitter, Syntax, find_syntax, with_tags, without_calls
 from moeflux.text.template import ChatTemplate, Message
 from moeflux.text.tokenizer import Tokenizer
 from moeflux.text.tools import schemas_of
@@ -62,31 +66,77 @@ class ChatFormat:
         return cls(tokenizer, template)
 
     def prompt(self, messages: Sequence[Message], tools: Tools | None = None, **variables: Any) -> Prompt:
-        """Messages and tools as clients send them: see `text/messages`."""
-        read = [self._with_content(message) for message in read_messages(messages)]
+        """Messages and tools as clients send them: see `text/messages`.
+
+        `continue_final_message`: where the last one is an assistant's, the prompt ends in it.
+        """
         reader = PlainReader()
         more = {name: reader.value(value, f"template variable {name!r}") for name, value in variables.items()}
+        read = read_messages(messages)
+        goes_on = more.pop("continue_final_message", False) is True and can_go_on(read)
+        if goes_on:
+            read[-1]["content"] += END
+            more["add_generation_prompt"] = False
         marked = [_mark(m, self._said if m["role"] == "assistant" else self._control) for m in read]
-        return Prompt(
-            self.template.render(marked, tools=_mark(read_tools(tools), self._control), **_mark(more, self._control))
-        )
-
-    def _with_content(self, message: dict[str, Any]) -> dict[str, Any]:
-        return message if message["content"] else {**message, "content": self._silence if "tool_calls" in message else ""}
+        fitted, shown_tools = fit(marked, _mark(read_tools(tools), self._control), self.can)
+        text = self.template.render(fitted, tools=shown_tools, **_mark(more, self._control))
+        if not goes_on:
+            return Prompt(text)
+        said, found, _ = text.rpartition(END)
+        if not found:
+            raise InputError("the chat template does not show the answer that is to be gone on with", where="messages")
+        return Prompt(said)
 
     @cached_property
-    def _silence(self) -> str | None:
-        """The content of a message that only calls tools: some templates fail at None, some show calls only where it is."""
-        call = {"id": "0", "type": "function", "function": {"name": "probed", "arguments": Arguments({}, "{}")}}
-        for content in ("", None):
-            said = {"role": "assistant", "content": content, "tool_calls": [call]}
-            asked: list[Message] = [{"role": "user", "content": "?"}, said]
-            try:
-                if "probed" in self.template.render(asked):
-                    return content
-            except MoefluxError:
+    def can(self) -> Abilities:
+        return Abilities(lambda messages, tools: self.template.render(messages, tools=tools))
+
+    @cached_property
+    def thought_end(self) -> list[int] | None:
+        """Tokens that end a thought, with what stands behind it; None: the model has no thoughts."""
+        text = find_thought_end(self.syntax, lambda m: self.template.render(m, add_generation_prompt=False))
+        return None if text is None else self.tokenizer.encode_rendered(text)
+
+    @cached_property
+    def thought_gap(self) -> list[int]:
+        """Tokens between the marker that ends a thought and what is said."""
+        text = find_thought_end(self.syntax, lambda m: self.template.render(m, add_generation_prompt=False)) or ""
+        return self.tokenizer.encode_plain(text.partition(self.syntax.markers.get("answer", ""))[2]) if text else []
+
+    @cached_property
+    def call_grammars(self) -> CallGrammars:
+        syntax = self.calling
+        frame = find_call_frame(syntax, lambda m: self.template.render(m, add_generation_prompt=False))
+        if frame is None or not self.can.calls:
+            frame = plain_frame(syntax)
+        return CallGrammars(
+            frame, {text: id for text, id in self.tokenizer.added.items() if text in syntax.markers.values()}
+        )
+
+    @property
+    def call_openers(self) -> tuple[int, ...]:
+        """Tokens with which calls begin."""
+        markers = (self.syntax.markers.get("section", ""), self.syntax.markers.get("call", ""))
+        return tuple(self.tokenizer.added[text] for text in markers if text in self.tokenizer.added)
+
+    @cached_property
+    def calling(self) -> Syntax:
+        """The syntax of an answer that may have calls: where a model has none of its own, tools are told as text."""
+        return self.syntax if "call" in self.syntax.markers else with_tags(self.syntax)
+
+    def rendered(self, ids: Sequence[int]) -> str:
+        """The rendered prompt that these tokens are of, with the marks around spellings that are text."""
+        pieces, text, added = list[str](), list[int](), {id: content for content, id in self.tokenizer.added.items()}
+        for id in (*ids, None):
+            if id is not None and id not in added:
+                text.append(id)
                 continue
-        return ""
+            if text:
+                pieces.append(_mark(self.tokenizer.decode(text), self._control))
+                text = []
+            if id is not None:
+                pieces.append(added[id])
+        return "".join(pieces)
 
     def encode(self, prompt: Prompt) -> list[int]:
         ids: list[int] = []
@@ -95,10 +145,17 @@ class ChatFormat:
                 ids += self.tokenizer.encode_plain(piece) if i % 2 else self.tokenizer.encode_rendered(piece)
         return ids
 
-    def splitter(self, prompt: Prompt, tools: Tools | None = None) -> Splitter:
-        """For the answer to this prompt."""
+    def splitter(self, prompt: Prompt, tools: Tools | None = None, *, calls: bool = True) -> Splitter:
+        """For the answer to this prompt. `calls`: False where it may call nothing."""
         reasoning = self.syntax.opens_reasoning(prompt.text)
-        return Splitter(self.syntax, self.tokenizer, reasoning=reasoning, schemas=schemas_of(read_tools(tools)))
+        syntax = (self.calling if tools else self.syntax) if calls else without_calls(self.syntax)
+        return Splitter(syntax, self.tokenizer, reasoning=reasoning, schemas=schemas_of(read_tools(tools)))
+
+
+def can_go_on(messages: Sequence[Message]) -> bool:
+    """Whether the last one is an answer that has begun."""
+    last = messages[-1]
+    return last["role"] == "assistant" and not last.get("tool_calls") and bool(last.get("content"))
 
 
 def _any_of(words: Set[str]) -> re.Pattern[str]:

@@ -24,6 +24,11 @@ class Detokenizer:
         """What is left, unfinished characters included. Then it starts anew."""
         return self._way.finish()
 
+    @property
+    def whole(self) -> bool:
+        """Whether no character is unfinished."""
+        return self._way.whole
+
 
 class _Bytes:
     """Where tokens are byte strings."""
@@ -39,6 +44,10 @@ class _Bytes:
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text
+
+    @property
+    def whole(self) -> bool:
+        return not self._decoder.getstate()[0]
 
 
 class _Window:
@@ -64,6 +73,10 @@ class _Window:
         before, now = self._window()
         self._ids, self._given = [], 0
         return now[len(before) :]
+
+    @property
+    def whole(self) -> bool:
+        return self._given == len(self._ids)
 
     def _window(self) -> tuple[str, str]:
         return self._tokenizer.decode(self._ids[: self._given]), self._tokenizer.decode(self._ids)

@@ -29,6 +29,40 @@ def write_value(value: Any) -> str:
     return text if is_unicode(text) else json.dumps(value, allow_nan=False)
 
 
+def completed_members(text: str) -> dict[str, Any]:
+    """Of an object that may be cut off: the members that are whole."""
+    try:
+        value = read_value(text)
+        return value if isinstance(value, dict) else {}
+    except ValueError:
+        pass
+    for cut in (*([text] if text.endswith(('"', "}", "]")) else []), text[: _last_comma(text)]):  # a number may go on
+        try:
+            value = read_value(cut + "}")
+        except ValueError:
+            continue
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _last_comma(text: str) -> int:
+    """Behind a member of the outermost object."""
+    found, depth, in_string, escaped = 0, 0, False, False
+    for i, character in enumerate(text):
+        if in_string:
+            in_string = character != '"' or escaped
+            escaped = character == "\\" and not escaped
+        elif character == '"':
+            in_string, escaped = True, False
+        elif character in "{[":
+            depth += 1
+        elif character in "}]":
+            depth -= 1
+        elif character == "," and depth == 1:
+            found = i
+    return found
+
+
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 

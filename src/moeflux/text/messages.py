@@ -2,25 +2,31 @@
 
 Messages: `role`, `content` as text, and where they are given `name`, `tool_calls`, `tool_call_id`, `reasoning_content`.
 Tools: `{"type": "function", "function": {"name", "description", "parameters"}}`. Other keys are left out.
+
+A text is the same as a list of it. Arguments of calls are values: however a client set them apart, they come out in one way.
+`keep_s` on a part of a text, on a message or on a tool asks that what ends there is kept for so many seconds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from reprlib import repr as shown
 from typing import Any
 
 from moeflux.core.errors import InputError
 from moeflux.text.json_value import read_value, write_value
+from moeflux.text.pen import Pen, without_signs
 from moeflux.text.plain_data import PlainReader
 from moeflux.text.tools import ToolCall
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+TEXTS = ("text", "input_text", "output_text")  # kinds of parts
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names under which a message's thoughts come
 
 
 class Arguments(dict[str, Any]):
-    """Of a tool call: an object for templates that walk it, and as text what was written, for those that print it."""
+    """Of a tool call: an object for templates that walk it, and as JSON text for those that print it."""
 
     __slots__ = ("_written",)
 
@@ -38,20 +44,26 @@ class Arguments(dict[str, Any]):
         return other + self._written
 
 
-def read_messages(value: object) -> list[dict[str, Any]]:
+def read_messages(value: object, pen: Pen | None = None) -> list[dict[str, Any]]:
+    """`pen`: signs the places that are asked for, and where the first message behind the system's begins."""
     reader = PlainReader()
     messages = reader.sequence(value, "messages")
     if not messages:
         raise InputError("there are no messages")
-    return [_Message(reader, f"message {i}", message).read() for i, message in enumerate(messages)]
+    read = [_Message(reader, f"message {i}", message, pen).read() for i, message in enumerate(messages)]
+    if pen is not None:
+        first = next((m for m in read if m["role"] != "system"), None)
+        if first is not None and first["content"]:
+            first["content"] = pen.at_start(first["content"], None)
+    return read
 
 
-def read_tools(value: object) -> list[dict[str, Any]] | None:
+def read_tools(value: object, pen: Pen | None = None) -> list[dict[str, Any]] | None:
     """In their envelope or bare. None where there are none."""
     if value is None:
         return None
     reader = PlainReader()
-    tools = [_read_tool(reader, f"tool {i}", tool) for i, tool in enumerate(reader.sequence(value, "tools"))]
+    tools = [_read_tool(reader, f"tool {i}", tool, pen) for i, tool in enumerate(reader.sequence(value, "tools"))]
     return tools or None
 
 
@@ -70,8 +82,8 @@ def _written_call(call: ToolCall) -> dict[str, Any]:
 
 
 class _Message:
-    def __init__(self, reader: PlainReader, where: str, message: object) -> None:
-        self._reader, self._where = reader, where
+    def __init__(self, reader: PlainReader, where: str, message: object, pen: Pen | None) -> None:
+        self._reader, self._where, self._pen = reader, where, pen
         self._given = reader.mapping(message, where)
 
     def read(self) -> dict[str, Any]:
@@ -82,7 +94,17 @@ class _Message:
         if role == "assistant":
             more |= self._thoughts() | self._calls()
         needed = not ("tool_calls" in more or "reasoning_content" in more)
-        return {"role": ROLES[role], "content": self._content(needed), **more}
+        return {"role": ROLES[role], "content": self._signed(self._content(needed), self._given), **more}
+
+    def _signed(self, text: str | None, given: Mapping[Any, Any]) -> str | None:
+        keep = _keep_s(given, self._where)
+        if self._pen is None or text is None:
+            return text
+        return text if keep is None else self._pen.at_end(text, keep)
+
+    def _read_text(self, value: object, where: str) -> str:
+        text = self._reader.text(value, where)
+        return text if self._pen is None else without_signs(text)
 
     def _text(self, name: str) -> str:
         return self._reader.text(self._given[name], f"{self._where}: {name}")
@@ -90,7 +112,7 @@ class _Message:
     def _content(self, needed: bool) -> str | None:
         content = self._given.get("content")
         if isinstance(content, str):
-            return self._reader.text(content, self._where)
+            return self._read_text(content, self._where)
         if content is None and not needed:
             return None
         if not isinstance(content, (list, tuple)):
@@ -99,11 +121,11 @@ class _Message:
 
     def _part(self, part: object, where: str) -> str:
         given = self._reader.mapping(part, where)
-        if given.get("type") != "text":
+        if given.get("type") not in TEXTS:
             raise InputError(
                 f"{shown(given.get('type'))} is a kind of content that is not read here", where=where, hint="text"
             )
-        return self._reader.text(given.get("text"), where)
+        return self._signed(self._read_text(given.get("text"), where), given) or ""
 
     def _thoughts(self) -> dict[str, str]:
         name = next((name for name in REASONING if self._given.get(name) is not None), None)
@@ -125,6 +147,8 @@ class _Message:
 
     def _arguments(self, function: Mapping[Any, Any], where: str) -> Arguments:
         given, where = function.get("arguments"), f"{where}: arguments"
+        if isinstance(given, Arguments):
+            return given
         if given is None or (isinstance(given, str) and not given.strip()):
             given = {}
         written = self._reader.text(given, where) if isinstance(given, str) else None
@@ -133,19 +157,28 @@ class _Message:
         except ValueError as error:
             raise InputError(f"{shown(written)} is not JSON: {error}", where=where) from None
         self._reader.mapping(value, where)
-        return Arguments(value, write_value(value) if written is None else written)
+        return Arguments(value, write_value(value))
 
 
-def _read_tool(reader: PlainReader, where: str, tool: object) -> dict[str, Any]:
-    function = _function(reader, reader.mapping(tool, where), where)
+def _read_tool(reader: PlainReader, where: str, tool: object, pen: Pen | None) -> dict[str, Any]:
+    given = reader.mapping(tool, where)
+    function, keep = _function(reader, given, where), _keep_s(given, where)
     read: dict[str, Any] = {"name": _name(reader, function, where)}
     if function.get("description") is not None:
-        read["description"] = reader.text(function["description"], f"{where}: description")
+        text = reader.text(function["description"], f"{where}: description")
+        read["description"] = text if pen is None or keep is None else pen.at_end(without_signs(text), keep)
     parameters = next((function[key] for key in ("parameters", "input_schema") if function.get(key) is not None), None)
     if parameters is not None:
         where = f"{where}: parameters"
         read["parameters"] = reader.value(reader.mapping(parameters, where), where)
     return {"type": "function", "function": read}
+
+
+def _keep_s(given: Mapping[Any, Any], where: str) -> float | None:
+    keep = given.get("keep_s")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 <= keep < math.inf):
+        raise InputError(f"{shown(keep)} is no number of seconds", where=f"{where}: keep_s")
+    return keep
 
 
 def _function(reader: PlainReader, given: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:

@@ -77,6 +77,16 @@ def find_syntax(tokenizer: Tokenizer, template: str) -> Syntax:
     return Syntax(think)
 
 
+def with_tags(syntax: Syntax) -> Syntax:
+    """With calls in the way that most models learnt."""
+    return Syntax({**syntax.markers, **_TAGGED})
+
+
+def without_calls(syntax: Syntax) -> Syntax:
+    thoughts: dict[Role, str] = {role: text for role, text in syntax.markers.items() if role in ("think", "answer")}
+    return Syntax(thoughts, syntax.style)
+
+
 _MEANT: Mapping[str, tuple[Role, ...]] = {  # markers that mean something, by region
     "text": ("think", "section", "call"),
     "reasoning": ("answer",),

@@ -34,6 +34,11 @@ class TextStream:
     def reasoning(self) -> bool:
         return self._splitter is not None and self._splitter.reasoning
 
+    @property
+    def whole(self) -> bool:
+        """Whether no character is unfinished."""
+        return self._detokenizer.whole
+
     def add(self, token: int) -> tuple[Part, ...]:
         """What became certain with this token."""
         return tuple(self._read(token)) if self.stopped_by is None else ()

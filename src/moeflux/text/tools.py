@@ -16,7 +16,7 @@ from moeflux.core.characters import is_unicode
 from moeflux.text.heads import HeadScanner, read_fenced, read_tagged
 from moeflux.text.json_scan import JsonScanner
 from moeflux.text.json_value import read_value, write_value
-from moeflux.text.parameters import read_parameters
+from moeflux.text.parameters import Begins, Ends, Grows, ParameterScanner, Step, is_text, typed_value
 
 Style = Literal["tagged", "deepseek", "kimi"]
 Schemas = Mapping[str, Mapping[str, Any]]  # parameters of a tool, by its name
@@ -34,6 +34,7 @@ class ToolCall:
 class CallStart:
     index: int
     name: str
+    id: str | None = None  # where the model gives calls names of their own
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class CallReader(ABC):
 
     def _start(self, name: str) -> Iterator[CallPart]:
         self._name = name
-        yield CallStart(self._index, name)
+        yield CallStart(self._index, name, self._id)
 
     def _add(self, text: str) -> Iterator[CallPart]:
         if text:
@@ -150,31 +151,26 @@ class TaggedCall(CallReader):
         self._schemas = schemas
         self._json = JsonScanner()
         self._head = HeadScanner(read_tagged)
-        self._body: list[str] = []  # of XML
+        self._xml: _XmlArguments | None = None
 
     def _read(self, text: str) -> Iterator[CallPart]:
         if not self._head.done:
             text = text[self._head.take(text) :]
             if (head := self._head.head) is not None:
                 yield from self._start(head.name)
-                text = text.removeprefix(">") if head.body == "xml" else text
-        if self._head.head is None:
-            return
-        if self._head.head.body == "json":
+                if head.body == "xml":
+                    text = text.removeprefix(">")
+                    self._xml = _XmlArguments(self._schemas.get(head.name, {}).get("properties"))
+        if self._xml is not None:
+            yield from self._add("".join(self._xml.feed(text)))
+        elif self._head.head is not None:
             yield from self._add_json(text, self._json)
-        else:
-            self._body.append(text)
 
     def finish(self, closed: bool) -> Iterator[CallPart]:
-        head = self._head.head
-        if head is None:
+        if self._head.head is None:
             yield from self._whole()
-        elif head.body == "xml":
-            body = "".join(self._body)
-            if not closed:  # a value that was cut off is no value
-                body = body[: body.rfind("</parameter>") + len("</parameter>")] if "</parameter>" in body else ""
-            properties = self._schemas.get(head.name, {}).get("properties")
-            yield from self._add(write_value(read_parameters(body, properties)))
+        elif self._xml is not None and closed:
+            yield from self._add("".join(self._xml.finish()))
         yield from super().finish(closed)
 
     def _whole(self) -> Iterator[CallPart]:
@@ -188,6 +184,62 @@ class TaggedCall(CallReader):
             yield from self._start(name.strip())
             written = arguments if isinstance(arguments, str) else write_value(arguments)
             yield from self._add(written if is_unicode(written) else write_value(written))
+
+
+class _XmlArguments:
+    """Parameters as JSON text, while they are written. What is no string waits for its end, which says what it is.
+
+    Of two parameters with one name, the first counts.
+    """
+
+    def __init__(self, properties: Any) -> None:
+        """`properties`: of the tool's schema."""
+        self._known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+        self._scanner = ParameterScanner()
+        self._names: set[str] = set()
+        self._name: str | None = None  # of the one that is being written
+        self._waiting: list[str] | None = None
+
+    def feed(self, text: str) -> Iterator[str]:
+        for step in self._scanner.feed(text):
+            yield from self._written(step)
+
+    def finish(self) -> Iterator[str]:
+        for step in self._scanner.finish():
+            yield from self._written(step)
+        yield "}" if self._names else "{}"
+
+    def _written(self, step: Step) -> Iterator[str]:
+        match step:
+            case Begins(name):
+                yield from self._begin(name)
+            case Grows(text) if self._waiting is not None:
+                self._waiting.append(text)
+            case Grows(text) if self._name is not None:
+                yield write_value(text)[1:-1]
+            case Ends() if self._name is not None:
+                yield from self._end(self._name)
+
+    def _begin(self, name: str) -> Iterator[str]:
+        self._name, self._waiting = (None if name in self._names else name), None
+        if self._name is None:
+            return
+        if is_text(self._known.get(name)):
+            yield self._key(name) + '"'
+        else:
+            self._waiting = []
+
+    def _end(self, name: str) -> Iterator[str]:
+        if self._waiting is None:
+            yield '"'
+        else:
+            yield self._key(name) + write_value(typed_value("".join(self._waiting), self._known.get(name)))
+        self._name = self._waiting = None
+
+    def _key(self, name: str) -> str:
+        between = ", " if self._names else "{"
+        self._names.add(name)
+        return f"{between}{write_value(name)}: "
 
 
 def _is_object(text: str) -> bool:

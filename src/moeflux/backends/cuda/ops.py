@@ -6,7 +6,7 @@ for memory and for arithmetic on single elements. So a row's bits are the same a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,6 @@ EXACT = {"enable_fp_fusion": False}  # a product and a sum are rounded each, unl
 
 class CudaOps(Ops):
     name = "cuda"
-    keeps_states_in_host_memory = False
 
     def __init__(self, device: Device, *, poison: bool = False) -> None:
         """`poison`: fresh memory is filled with NaN, for tests."""
@@ -111,6 +110,9 @@ class CudaOps(Ops):
 
     def to_numpy(self, x: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
         return x.cpu().numpy() if isinstance(x, torch.Tensor) else x
+
+    def tensor(self, x: Tensor | npt.NDArray[Any]) -> Tensor:
+        return self._tensor(x)
 
     def _tensor(self, x: Tensor | npt.NDArray[Any]) -> Tensor:
         return x if isinstance(x, torch.Tensor) else self._up.tensor(np.asarray(x), "rows")
@@ -338,6 +340,24 @@ class CudaOps(Ops):
         all_rows = torch.arange(n * k, dtype=torch.int32, device=x.device)
         y = p.grouped(inner, all_rows, edges, pool.matrices(layer, "down"), hidden, turns)
         return self._combine(y, weights, place)
+
+    def experts_in_rounds(
+        self, x: Tensor, ids: Tensor, weights: Tensor, pool: ExpertPool, layer: int, rounds: Iterable[Sequence[int]]
+    ) -> Tensor:
+        """As `pooled_experts`, some experts at a time. `rounds`: those that are in slots until the next are asked for."""
+        (n, k), chosen = ids.shape, self.to_numpy(ids).reshape(-1)
+        outputs, one = self._empty(n * k, x.shape[1]), torch.ones(n * k, 1, device=x.device)
+        ids, whole = self._tensor(ids), None
+        for experts in rounds:
+            mine = np.isin(chosen, experts)
+            if mine.all():
+                whole = self.pooled_experts(x, ids, weights, pool, layer)
+                continue  # and the rounds come to their end
+            places = self._up.tensor(np.flatnonzero(mine), "places")
+            if len(places):
+                some = ids.reshape(-1, 1)[places]
+                outputs[places] = self.pooled_experts(x[places // k], some, one[: len(places)], pool, layer)
+        return self._combine(outputs, weights) if whole is None else whole
 
     def _combine(self, outputs: Tensor, weights: Tensor, places: Tensor | None = None) -> Tensor:
         """Sums in rank order. `places`: the row of each choice, in the order of choices where there is none."""

@@ -97,6 +97,9 @@ class Buffers:
         self.rows_base = new(8, dtype=torch.bfloat16)
         tokens = torch.zeros(max(16, options.context), dtype=torch.int32)
         self.tokens = tokens.pin_memory() if device.dp4a else tokens  # the device writes into host memory
+        entered = torch.zeros(2, dtype=torch.int32)
+        self.entered = entered.pin_memory() if device.dp4a else entered  # a token that the host chose, and where it stands
+        self.chosen, self.certain = new(2, dtype=torch.int32), new(1)
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
@@ -231,6 +234,8 @@ class Phases:
             else:
                 self._route(layer)
         if mask & 16:
+            if self._pool.fetch is not None:
+                self._pool.fetch(i, self.buffers.router)
             if compiled and fast & 16:
                 compiled.gate_up(i, layer)
             else:
@@ -271,20 +276,32 @@ class Phases:
             self._hidden // 64, tile.rows, **self._flags(), **self._how(tile),
         )  # fmt: skip
 
+    def enter(self, token: int, position: int) -> None:
+        """As if the last step had chosen this token: its embedding, and the position that it stands at."""
+        b = self.buffers
+        b.entered[0], b.entered[1] = token, position - 1
+        b.chosen.copy_(b.entered, non_blocking=True)
+        b.position.copy_(b.chosen[1:])
+        self._next(b.certain, b.chosen, 1)
+
     def _finish(self) -> None:
         if self.compiled and self._fast & 64:
             self.compiled.finish()
             return
         b, ends, eps = self.buffers, self._ends, self._options.eps
-        head, table, n = ends.head, ends.embedding, b.n_best
+        head, n = ends.head, b.n_best
         tile = self._options.tiles.head
         step.head_kernel[(n,)](
             head.codes, head.scales, head.biases, b.hidden, b.squares, ends.final_norm, eps, b.logits, b.best, b.index,
             head.rows, self._hidden // 64, _log(self._hidden), tile.rows, 3, **self._flags(), **self._how(tile),
         )  # fmt: skip
+        self._next(b.best, b.index, n)
+
+    def _next(self, best: Tensor, index: Tensor, n: int) -> None:
+        b, table = self.buffers, self._ends.embedding
         step.next_kernel[(1,)](
-            b.best, b.index, n, table.codes, table.scales, table.biases, b.hidden, b.squares, b.position, b.tokens,
-            len(b.tokens), 1 << _log(n), self._hidden, PDL=self._pdl, **self._how(Tile()),
+            best, index, n, table.codes, table.scales, table.biases, b.hidden, b.squares, b.position, b.tokens,
+            len(b.tokens), max(2, 1 << _log(n)), self._hidden, PDL=self._pdl, **self._how(Tile()),
         )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""What OpenAI's clients send and expect: chat completions, completions, models."""
