@@ -4,7 +4,8 @@
 
 constexpr int RUN = 16;  // tokens of one warp in the convolution, and of one stage in the recurrence
 
-// One head of channels through the convolution, RUN tokens from `first` on; `take(token, u)` gets silu of it, DK / 32 a lane.
+// One head of channels through the convolution, RUN tokens from `first` on; `take(token, u)` gets silu of it, DK / 32 a
+// lane.
 template <int EACH, typename Take>
 DEVICE void convolve(const float* inputs, const float* state, const float* taps, int channel, int first, int n, Take take) {
   float tap[EACH][4], old[3][EACH];
@@ -38,12 +39,15 @@ DEVICE float dot(const float (&a)[EACH], const float (&b)[EACH]) {
 }
 
 // A warp for each head and RUN tokens: queries and keys of one key head, values of one value head, or the gates of all.
-// q, k [T, KEY_HEADS, DK], normalised; v [T, HEADS, DV]; of each token and key head their product; decay and beta [T, HEADS].
-extern "C" __global__ void __launch_bounds__(128) mix_many(const float* inputs, const float* state, const float* taps, const float* log, const float* bias, float scale, int n,
-                                                           float* q, float* k, float* v, float* product, float* decay, float* beta) {
+// q, k [T, KEY_HEADS, DK], normalised; v [T, HEADS, DV]; of each token and key head their product; decay and beta [T,
+// HEADS].
+extern "C" __global__ void __launch_bounds__(128) mix_many(
+    const float* inputs, const float* state, const float* taps, const float* log, const float* bias, float scale, int n,
+    float* q, float* k, float* v, float* product, float* decay, float* beta) {
   constexpr int EACH = DK / 32, WIDE = DV / 32;
   constexpr int PARTS = KEY_HEADS + HEADS + 1;
-  const int lane = threadIdx.x & 31, job = blockIdx.x * 4 + (threadIdx.x >> 5), part = job % PARTS, first = job / PARTS * RUN;
+  const int lane = threadIdx.x & 31, job = blockIdx.x * 4 + (threadIdx.x >> 5), part = job % PARTS;
+  const int first = job / PARTS * RUN;
   if (first >= n) return;
   if (part < KEY_HEADS) {
     const int head = part;
@@ -110,10 +114,13 @@ struct Row {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256) delta_many(const float* q, const float* k, const float* v, const float* decay, const float* beta, const float* product, int n, float* state, float* out) {
+extern "C" __global__ void __launch_bounds__(256) delta_many(
+    const float* q, const float* k, const float* v, const float* decay, const float* beta, const float* product, int n,
+    float* state, float* out) {
   constexpr int EACH = DK / 32, QUADS = DK / 4;
   __shared__ __align__(16) Stage stages[2];
-  const int thread = threadIdx.x, lane = thread & 31, head = blockIdx.x / (DV / 32), first = blockIdx.x % (DV / 32) * 32, own = (thread >> 5) * 4;
+  const int thread = threadIdx.x, lane = thread & 31, head = blockIdx.x / (DV / 32), first = blockIdx.x % (DV / 32) * 32,
+      own = (thread >> 5) * 4;
   const int column = own + ((lane >> 1) & 1) * 2 + ((lane >> 2) & 1), key = head / (HEADS / KEY_HEADS);
   float* mine = state + (i64)(head * DV + first + own) * DK + lane * EACH;
   float s[4][EACH];
@@ -128,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(256) delta_many(const float* q, con
       copy16(shared_address(&to.q[token][c]), q + row);
       copy16(shared_address(&to.k[token][c]), k + row);
     }
-    for (int i = thread; i < count * 8; i += 256) copy16(shared_address(&to.v[i / 8][i % 8 * 4]), v + ((i64)(from + i / 8) * HEADS + head) * DV + first + i % 8 * 4);
+    for (int i = thread; i < count * 8; i += 256) copy16(shared_address(&to.v[i / 8][i % 8 * 4]), v
+        + ((i64)(from + i / 8) * HEADS + head) * DV + first + i % 8 * 4);
     if (thread < count) {
       copy4(shared_address(&to.gates[thread].x), decay + (i64)(from + thread) * HEADS + head);
       copy4(shared_address(&to.gates[thread].y), beta + (i64)(from + thread) * HEADS + head);
@@ -183,14 +191,18 @@ extern "C" __global__ void __launch_bounds__(256) delta_many(const float* q, con
       }
     }
     __syncwarp();
-    if (lane < count) *(float4*)(out + ((i64)(from + lane) * HEADS + head) * DV + first + own) = *(const float4*)&now.out[lane][own];
+    if (lane < count) {
+      float* to = out + ((i64)(from + lane) * HEADS + head) * DV + first + own;
+      *(float4*)to = *(const float4*)&now.out[lane][own];
+    }
   }
 #pragma unroll
   for (int c = 0; c < 4; c++) store(mine + c * DK, s[c]);
 }
 
 // x * weight * silu(z) / rms of each head, as digits. z lies behind the channels of a token's inputs.
-extern "C" __global__ void __launch_bounds__(GATES / 8) gated_digits(const float* x, const float* norm, const float* inputs, float eps, char* digits, float2* groups) {
+extern "C" __global__ void __launch_bounds__(GATES / 8) gated_digits(
+    const float* x, const float* norm, const float* inputs, float eps, char* digits, float2* groups) {
   const int c = threadIdx.x * 8;
   float v[8], z[8], weight[8], square[8];
   load(v, x + (i64)blockIdx.x * GATES + c);
