@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from cuda.small import Sizes, SmallModel, model_of
+from cuda.small import Sizes, SmallModel, copied, model_of
 from cuda.test_decode import BIG, ON_GPU
 from moeflux.backends.cuda.decode import Decoder
 from moeflux.backends.cuda.device import open_device
-from moeflux.backends.cuda.memory import copy_out
 from moeflux.backends.cuda.ops import CudaOps
 from moeflux.backends.cuda.phases import DecodeOptions
 from moeflux.core.errors import NumericError
@@ -31,7 +30,7 @@ def test_rows_and_states_have_the_bits_of_the_composed_blocks(sizes):
     model = model_of(sizes)
     tokens = torch.randint(0, sizes.vocab, (N,), generator=torch.manual_seed(3)).tolist()
     states = model.states()
-    expected, kept = model.composed(tokens, states, 0), [copy_out(state) for state in states]
+    expected, kept = model.composed(tokens, states, 0), [copied(state) for state in states]
     step = prompt_step(model)
     for cuts in CUTS:
         states, at, found = model.states(), 0, []
@@ -41,7 +40,7 @@ def test_rows_and_states_have_the_bits_of_the_composed_blocks(sizes):
         step.check()
         assert torch.equal(torch.cat(found), expected), cuts
         for state, arrays in zip(states, kept, strict=True):
-            for name, array in copy_out(state).items():
+            for name, array in copied(state).items():
                 np.testing.assert_array_equal(array, arrays[name], err_msg=f"{name} {cuts}")
 
 

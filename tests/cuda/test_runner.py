@@ -194,6 +194,42 @@ def test_broken_states_are_noticed(engine):
     assert not sequence.usable
 
 
+def test_a_device_that_fails_amid_a_token_breaks_that_sequence_only(engine, whole, monkeypatch):
+    one, two = engine.sequence(), engine.sequence()
+    two.adopt(one.snapshot())
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("somebody took it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model.runner.decoder, "step", fail)
+        with pytest.raises(DeviceError, match=r"too little memory on .*a decoding step.* free"):
+            engine.forward(Segment(one, IDS[:1]))
+    assert not one.usable
+    assert two.usable
+    one.clear()
+    for sequence in (one, two) if ON_GPU else (two,):
+        np.testing.assert_array_equal(engine.forward(Segment(sequence, IDS[:1]))[0][0], whole[0])
+
+
+def test_memory_that_others_took_meanwhile_is_no_end_of_auto(folder, monkeypatch):
+    """Planned, but when the weights are loaded it is gone: the processor computes, which is said."""
+
+    def gone(*_, **__):
+        raise DeviceError("too little memory on the GPU: 1 GB for expert slots", where="backend 'cuda'")
+
+    monkeypatch.setattr("moeflux.backends.registry.gpu_in_sight", lambda: True)
+    monkeypatch.setattr("moeflux.backends.cuda.runner.fill_pool", gone)
+    with load(folder, context=64) as engine:
+        assert engine.config.backend == "native"
+        assert engine.plan.vram is None
+        assert len(engine.notes) == 1
+        assert "the GPU is not used" in engine.notes[0]
+        assert len(engine.score([1, 2])) == 2
+    with pytest.raises(DeviceError, match="1 GB for expert slots"):
+        load(folder, backend="cuda", context=64)
+
+
 def test_a_model_without_a_step_says_so():
     with load(DATA / "mlx" / "qwen3_moe-4bit-f32", backend="cuda", context=64) as engine:
         assert engine.model.runner.decoder is None

@@ -83,3 +83,16 @@ def test_advice():
     advice = " ".join(doctor._faster(*bad))
     for word in ("VNNI", "2 of 8", "transparent_hugepage", "1 GB of 100 GB", "nfs4", "500 MB/s"):
         assert word in advice
+
+
+def test_why_a_gpu_is_not_used(monkeypatch):
+    monkeypatch.setattr(doctor, "missing_packages", lambda: ["torch"])
+    assert "torch" in doctor.gpu_unusable(Gpu("Card"))
+    monkeypatch.setattr(doctor, "missing_packages", list)
+    assert doctor.gpu_unusable(Gpu("Card", capability="9.0")) is None
+    assert doctor.gpu_unusable(Gpu("Card")) is None
+    assert "7.5" in doctor.gpu_unusable(Gpu("Card", capability="7.5"))
+    processor = Processor("p", 8, 8, "avx2")
+    assert any("Card where" in line for line in doctor._uses(processor, (Gpu("Card", capability="9.0"),), 10**9))
+    assert any("no GPU: Card has" in line for line in doctor._uses(processor, (Gpu("Card", capability="7.5"),), 10**9))
+    assert not any("GPU" in line for line in doctor._uses(processor, (), 10**9))

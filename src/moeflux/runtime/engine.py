@@ -15,7 +15,7 @@ import numpy.typing as npt
 from moeflux.backends.account import StateAccount
 from moeflux.backends.state import BLOCK, LayerState
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import BudgetError, ClosedError, InputError, OptionError
+from moeflux.core.errors import BudgetError, ClosedError, DeviceError, InputError, OptionError
 from moeflux.core.log import log
 from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
@@ -33,7 +33,7 @@ from moeflux.runtime.forward import Model, forward
 from moeflux.runtime.gate import Gate
 from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_mark, lossy_notes
 from moeflux.runtime.mflx import import_mflx
-from moeflux.runtime.opening import choose, open_model
+from moeflux.runtime.opening import choose, open_model, without_gpu
 from moeflux.runtime.prefill import OnPrefill, run_prompt
 from moeflux.runtime.saving import Identity, load_snapshot, save_snapshot
 from moeflux.runtime.sequence import Sequence
@@ -61,9 +61,16 @@ class Engine:
             self.sizes = measure(spec, self._checkpoint, views)
             choice = choose(config, spec, self.sizes, self._checkpoint)
             self.config, self.plan = choice.config, choice.plan
-            config = choice.config
             self._open_text(spec)  # which takes more for a moment: before any weight is there
-            self._model: Model | None = open_model(choice, spec, self._checkpoint, views, progress)
+            try:
+                self._model: Model | None = open_model(choice, spec, self._checkpoint, views, progress)
+            except DeviceError as error:
+                if config.backend != "auto":
+                    raise
+                choice = without_gpu(config, error, spec, self.sizes, self._checkpoint)
+                self.config, self.plan = choice.config, choice.plan
+                self._model = open_model(choice, spec, self._checkpoint, views, progress)
+            config = choice.config
         except BaseException:
             self._checkpoint.close()
             raise

@@ -41,17 +41,22 @@ def choose(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint: Chec
     except DeviceError as error:
         if config.backend != "auto":
             raise
-        notes = (gpu_unused(error),)
-        backend = open_backend(config)
-        plan = plan_engine(config, backend, spec, sizes, checkpoint)
+        return without_gpu(config, error, spec, sizes, checkpoint)
     named = replace(config, backend=backend.name, vram=config.vram if backend.room else None)
     return Choice(named, backend, plan, notes)
+
+
+def without_gpu(config: EngineConfig, error: DeviceError, spec: ModelSpec, sizes: Sizes, checkpoint: Checkpoint) -> Choice:
+    """The processor instead, which is said."""
+    backend = open_backend(config)
+    plan = plan_engine(config, backend, spec, sizes, checkpoint)
+    return Choice(replace(config, backend=backend.name, vram=None), backend, plan, (gpu_unused(error),))
 
 
 def open_model(
     choice: Choice, spec: ModelSpec, checkpoint: Checkpoint, views: dict[str, TensorView], progress: Progress | None
 ) -> Model:
-    """Weights into memory. Closes what it opened where that fails."""
+    """Weights into memory. Closes what it opened where that fails: others may have taken a GPU's memory meanwhile."""
     plan, ops = choice.plan, choice.backend.ops
     trunk = load_trunk(spec, checkpoint, ops, views)
     experts = _open_experts(choice, spec, checkpoint)
