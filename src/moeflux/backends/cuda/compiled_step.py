@@ -25,7 +25,6 @@ TILE_ROWS = 16
 SLICE = 256  # inputs of one warp
 SIDES = 2  # tiles that a block of the input projection multiplies at a time
 HEAD_TILES = 4  # of one block of the head
-EARLY = 16  # phases that let the next one start before their own wait: bits 1 project, 2 delta, 4 output, 8 route, 16 down
 STATIC_BYTES = 16384  # shared memory that kernels take beside their tiles, at most
 
 
@@ -85,8 +84,8 @@ def step_sizes(layers: Sequence[StepLayer], pool: ExpertPool, limits: Limits, pd
     found = {
         "HIDDEN": hidden, "WIDTH": pool.shape.width, "K": moe.router.k, "EXPERTS": moe.router.n_experts,
         "CHANNELS": 0, "GATES": 0, "HEADS": 0, "KEY_HEADS": 1, "DK": 64, "DV": 64, "ATTENTION": 0, "SIDES": SIDES,
-        "PROJECT_DELTA_TILES": 1, "PROJECT_FULL_TILES": 1, "HEAD_TILES": HEAD_TILES, "PDL": int(pdl), "EARLY": EARLY,
-        "EVEN_BY_LOGIC": 0, "KV_HEADS": 1, "RATIO": 1, "HEAD_DIM": 64, "HALF": 16, "Q_STRIDE": 64, "ROWS_BLOCK": BLOCK,
+        "PROJECT_DELTA_TILES": 1, "PROJECT_FULL_TILES": 1, "HEAD_TILES": HEAD_TILES, "PDL": int(pdl),
+        "KV_HEADS": 1, "RATIO": 1, "HEAD_DIM": 64, "HALF": 16, "Q_STRIDE": 64, "ROWS_BLOCK": BLOCK,
     }  # fmt: skip
     for layer in layers:
         spec = layer.w.spec.mixer

@@ -12,14 +12,14 @@ constexpr float SMALLEST = 1e-30f;        // a group whose largest activation is
 constexpr float ROUND = 12582912.f;       // 1.5 * 2^23: adding it rounds to the nearest integer
 constexpr u32 ROUND_BITS = 0x4B400000u;
 
-// Wait for the phase before, then let the next one start. EARLY: let it start at once. It may then touch, before its own turn,
-// only constants and what was written before the phase that this one waits for.
-template <bool EARLY_>
+// Wait for the phase before, then let the next one start. EARLY: let it start at once. It may then touch, before its own
+// turn, only constants and what was written before the phase that this one waits for.
+template <bool EARLY>
 DEVICE void turn() {
 #if PDL
-  if (EARLY_) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (EARLY) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  if (!EARLY_) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (!EARLY) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -127,8 +127,8 @@ DEVICE void leave_squares(float* squares, int row, float h) {
   if ((threadIdx.x & 15) == 0) squares[row / 16] = sum;
 }
 
-// Activations of N inputs as integers: per eight inputs the digits at even and at odd places, per group a 16th of its step
-// (4-bit codes are taken 16 times too large) and the sum of its activations.
+// Activations of N inputs as integers: per eight inputs the digits at even and at odd places, per group a 16th of its
+// step (4-bit codes are taken 16 times too large) and the sum of its activations.
 template <int N>
 struct Digits {
   uint2 high[N / 8];

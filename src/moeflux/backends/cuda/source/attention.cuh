@@ -1,8 +1,10 @@
-// Attention of one token in chunks of 32 positions, and their join: the bits of kernels/mixers.py and decode_attention.py.
+// Attention of one token in chunks of 32 positions, and their join: the bits of kernels/mixers.py and
+// decode_attention.py.
 #pragma once
 #include "mixers.cuh"
 
-constexpr int CHUNK = 32, EACH_LANE = HEAD_DIM / 32, ROW_STRIDE = HEAD_DIM * 2 + 16;  // bytes of a row; the rest keeps rows in other banks
+// bytes of a row; the rest keeps rows in other banks
+constexpr int CHUNK = 32, EACH_LANE = HEAD_DIM / 32, ROW_STRIDE = HEAD_DIM * 2 + 16;
 constexpr int ATTEND_WARPS = 12;
 
 DEVICE u32 to_bf16(float x) {  // to the nearest, ties to even
@@ -28,7 +30,8 @@ DEVICE void product_bf16(float (&c)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
 }
 
 // A head's channels, EACH_LANE a lane: normed, and the first 2 HALF of them turned, channel i with i + HALF.
-DEVICE void norm_rotate(float (&x)[EACH_LANE], const float (&norm)[EACH_LANE], const float (&cos)[EACH_LANE], const float (&sin)[EACH_LANE], float eps) {
+DEVICE void norm_rotate(float (&x)[EACH_LANE], const float (&norm)[EACH_LANE], const float (&cos)[EACH_LANE],
+    const float (&sin)[EACH_LANE], float eps) {
   const int lane = threadIdx.x & 31;
   float square[EACH_LANE];
 #pragma unroll
@@ -47,9 +50,11 @@ struct Kept {  // block i of the keys lies keys[i] * 16 bytes behind base
   const i64 *keys, *values;
 };
 
-// One chunk of one group of heads. y: q of STRIDE per head, then k, then v. Whose chunk holds the token's position keeps its row.
-extern "C" __global__ void __launch_bounds__(ATTEND_WARPS * 32) attend(const float* y, const float* q_norm, const float* k_norm, float eps, const float* cosines,
-                                                                       const float* sines, Kept kept, float* parts, const int* at, float scale, int n_chunks) {
+// One chunk of one group of heads. y: q of STRIDE per head, then k, then v. Whose chunk holds the token's position keeps
+// its row.
+extern "C" __global__ void __launch_bounds__(ATTEND_WARPS * 32) attend(
+    const float* y, const float* q_norm, const float* k_norm, float eps, const float* cosines, const float* sines,
+    Kept kept, float* parts, const int* at, float scale, int n_chunks) {
   __shared__ __align__(16) char queries[3][8 * ROW_STRIDE];
   __shared__ float scores[8][CHUNK];
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
@@ -64,7 +69,8 @@ extern "C" __global__ void __launch_bounds__(ATTEND_WARPS * 32) attend(const flo
     const int n = i / CHUNKS_16 % CHUNK, c = i % CHUNKS_16;
     const bool value = i >= CHUNK * CHUNKS_16;
     char* to = (value ? values : keys) + n * ROW_STRIDE + c * 16;
-    if (first + n < position) copy16(shared_address(to), (value ? kept_values : kept_keys) + ((i64)((first + n) % ROWS_BLOCK * KV_HEADS + group) * HEAD_DIM + c * 8) * 2);
+    if (first + n < position) copy16(shared_address(to), (value ? kept_values : kept_keys)
+        + ((i64)((first + n) % ROWS_BLOCK * KV_HEADS + group) * HEAD_DIM + c * 8) * 2);
     else if (first + n > position) *(uint4*)to = make_uint4(0, 0, 0, 0);
   }
   commit();
@@ -101,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(ATTEND_WARPS * 32) attend(const flo
   } else if (warp < 10 && position < first + CHUNK) {
     load(x, y + behind + (is_key ? 0 : KV_HEADS * HEAD_DIM));
     if (is_key) norm_rotate(x, norm, cos, sin, eps);
-    char* mine = (is_key ? kept_keys : kept_values) + ((i64)(position % ROWS_BLOCK * KV_HEADS + group) * HEAD_DIM + lane * EACH_LANE) * 2;
+    char* mine = (is_key ? kept_keys : kept_values) + ((i64)(position % ROWS_BLOCK * KV_HEADS + group) * HEAD_DIM
+        + lane * EACH_LANE) * 2;
 #pragma unroll
     for (int i = 0; i < EACH_LANE; i += 2) {
       const u32 pair = to_bf16(x[i]) | to_bf16(x[i + 1]) << 16;
@@ -124,7 +131,8 @@ extern "C" __global__ void __launch_bounds__(ATTEND_WARPS * 32) attend(const flo
     for (int part = 2; part >= 0; part--) {
       const char* a = queries[part] + g * ROW_STRIDE + t * 4;
 #pragma unroll
-      for (int d = 0; d < HEAD_DIM / 16; d++) product_bf16(c, *(const u32*)(a + d * 32), *(const u32*)(a + d * 32 + 16), low[d], high[d]);
+      for (int d = 0; d < HEAD_DIM / 16; d++) product_bf16(c, *(const u32*)(a + d * 32), *(const u32*)(a + d * 32 + 16),
+          low[d], high[d]);
     }
     *(float2*)&scores[g][warp * 8 + 2 * t] = make_float2(c[0], c[1]);
   }
@@ -157,7 +165,8 @@ extern "C" __global__ void __launch_bounds__(ATTEND_WARPS * 32) attend(const flo
   for (int tile = warp; tile < HEAD_DIM / 8; tile += ATTEND_WARPS) {
     u32 b[4];
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-        : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(shared_address(values + lane * ROW_STRIDE + tile * 16)) : "memory");
+        : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(shared_address(values + lane * ROW_STRIDE + tile * 16))
+            : "memory");
     float o[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int i = 2; i >= 0; i--) {
@@ -175,9 +184,10 @@ DEVICE float factor(float best, float joined) {
   return best == none ? 0.f : exponential(best - (joined == none ? 0.f : joined));
 }
 
-// Chunks of kernels/decode_attention.py in ascending order, then the output gate. 64 channels of one head a block; a lane has
-// the factors of one of 32 chunks.
-extern "C" __global__ void __launch_bounds__(64) join(const float* parts, const float* y, const int* position, int n_chunks, int gated, int stride, int head, float* out) {
+// Chunks of kernels/decode_attention.py in ascending order, then the output gate. 64 channels of one head a block; a lane
+// has the factors of one of 32 chunks.
+extern "C" __global__ void __launch_bounds__(64) join(
+    const float* parts, const float* y, const int* position, int n_chunks, int gated, int stride, int head, float* out) {
   const int lane = threadIdx.x & 31, which = blockIdx.x / (head / 64), channel = blockIdx.x % (head / 64) * 64 + threadIdx.x;
   const int n = *position / 32 + 1;
   const float* chunks = parts + (i64)which * n_chunks * (head + 8);
@@ -189,7 +199,8 @@ extern "C" __global__ void __launch_bounds__(64) join(const float* parts, const 
     float o[32];
 #pragma unroll
     for (int i = 0; i < 32; i++) o[i] = i < count ? __ldcg(chunks + (first + i) * (head + 8) + channel) : 0.f;
-    const float2 found = lane < count ? __ldcg((const float2*)(chunks + (first + lane) * (head + 8) + head)) : make_float2(none, 0.f);
+    const float2 found = lane < count ? __ldcg((const float2*)(chunks + (first + lane) * (head + 8) + head))
+        : make_float2(none, 0.f);
     float joined = found.x;
 #pragma unroll
     for (int i = 1; i < 32; i <<= 1) {

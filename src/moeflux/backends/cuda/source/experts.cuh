@@ -3,7 +3,8 @@
 #include "mixers.cuh"
 
 constexpr int H_SLICES = HIDDEN / 256, W_SLICES = WIDTH / 256, LISTS = (EXPERTS + 31) / 32;
-constexpr i64 CODE_BYTES = (i64)HIDDEN * WIDTH / 2, SCALE_BYTES = (i64)HIDDEN * WIDTH / 32, MATRIX_BYTES = CODE_BYTES + 2 * SCALE_BYTES;
+constexpr i64 CODE_BYTES = (i64)HIDDEN * WIDTH / 2, SCALE_BYTES = (i64)HIDDEN * WIDTH / 32, MATRIX_BYTES = CODE_BYTES
+    + 2 * SCALE_BYTES;
 
 // Matrix `which` (gate, up, down) of an expert slot, as in pool.py.
 DEVICE Matrix in_slot(const char* pool, int slot, int which) {
@@ -12,7 +13,8 @@ DEVICE Matrix in_slot(const char* pool, int slot, int which) {
 }
 
 // Norm, then in the first blocks 16 rows each of the 8-bit router, in the others of the shared gate and up.
-extern "C" __global__ void __launch_bounds__(H_SLICES * 64) route(Matrix router, int n_router, Matrix gate, Matrix up, Normed in, float* logits, float* inner) {
+extern "C" __global__ void __launch_bounds__(H_SLICES * 64) route(
+    Matrix router, int n_router, Matrix gate, Matrix up, Normed in, float* logits, float* inner) {
   __shared__ __align__(16) Digits<HIDDEN> digits;
   __shared__ float sums[H_SLICES][32];
   const int thread = threadIdx.x, warp = thread >> 5, slice = warp % H_SLICES, side = warp / H_SLICES;
@@ -28,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(H_SLICES * 64) route(Matrix router,
   commit();
   float norm[8];
   if (side == 0) load(norm, in.norm + thread * 8);
-  turn<(EARLY & 8) != 0>();
+  turn<false>();
   if (side == 0) put_normed(in.hidden, in.squares, norm, in.eps, thread, digits);
   arrived<1>();
   __syncthreads();
@@ -114,7 +116,8 @@ DEVICE void choose(const float* logits, const int* table, Choice& c) {
 }
 
 // silu(gate) * up of 32 rows of the expert of one rank. One side of the warps chooses while the other makes digits.
-extern "C" __global__ void __launch_bounds__(H_SLICES * 64) gate_up(const char* pool, const int* table, const float* logits, Normed in, float* inner) {
+extern "C" __global__ void __launch_bounds__(H_SLICES * 64) gate_up(
+    const char* pool, const int* table, const float* logits, Normed in, float* inner) {
   __shared__ __align__(16) Digits<HIDDEN> digits;
   __shared__ __align__(16) Choice choice;
   __shared__ float sums[2][H_SLICES][32];
@@ -129,7 +132,8 @@ extern "C" __global__ void __launch_bounds__(H_SLICES * 64) gate_up(const char* 
   __syncthreads();
   const int slot = choice.slot[rank];
 #pragma unroll
-  for (int i = 0; i < 2; i++) fetch_scales<HIDDEN, H_SLICES * 32>(scales + i * SCALES<HIDDEN>, in_slot(pool, slot, i), row, thread % (H_SLICES * 32));
+  for (int i = 0; i < 2; i++) fetch_scales<HIDDEN, H_SLICES * 32>(scales + i * SCALES<HIDDEN>, in_slot(pool, slot, i), row,
+      thread % (H_SLICES * 32));
   commit();
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -155,13 +159,15 @@ extern "C" __global__ void __launch_bounds__(H_SLICES * 64) gate_up(const char* 
 }
 
 // Sixteen rows of: residual + (experts in rank order, by their weights + shared expert by its gate).
-extern "C" __global__ void __launch_bounds__((K + 1) * W_SLICES * 32) down(const char* pool, const int* table, Matrix shared, const float* logits, const float* inner,
-                                                                          float scale, float* hidden, float* squares) {
+extern "C" __global__ void __launch_bounds__((K + 1) * W_SLICES * 32) down(
+    const char* pool, const int* table, Matrix shared, const float* logits, const float* inner, float scale,
+    float* hidden, float* squares) {
   constexpr int THREADS = (K + 1) * W_SLICES * 32;
   __shared__ __align__(16) Digits<(K + 1) * WIDTH> digits;
   __shared__ __align__(16) Choice choice;
   __shared__ float sums[K + 1][W_SLICES][16], weights[K + 1];
-  const int thread = threadIdx.x, warp = thread >> 5, rank = warp / W_SLICES, slice = warp % W_SLICES, row = blockIdx.x * 16 + (thread & 15);
+  const int thread = threadIdx.x, warp = thread >> 5, rank = warp / W_SLICES, slice = warp % W_SLICES;
+  const int row = blockIdx.x * 16 + (thread & 15);
   char *mine = memory + warp * TILE, *scales = memory + (K + 1) * W_SLICES * TILE + rank * SCALES<WIDTH>;
   if (rank == K) fetch_scales<WIDTH, W_SLICES * 32>(scales, shared, blockIdx.x * 16, thread % (W_SLICES * 32));
   if (rank == K) fetch<WIDTH>(mine, shared, blockIdx.x * 16, slice);
@@ -181,7 +187,7 @@ extern "C" __global__ void __launch_bounds__((K + 1) * W_SLICES * 32) down(const
   } else if (thread == K) {
     weights[K] = sigmoid(__ldcg(logits + EXPERTS));
   }
-  turn<(EARLY & 16) != 0>();
+  turn<true>();
   float x[8];
   load(x, inner + thread * 8);
   put_digits(x, thread, digits);

@@ -60,10 +60,12 @@ DEVICE void project(const char* w, int n_tiles, const Normed& in, const Convolut
   const int first = blockIdx.x * TILES, count = min(TILES, n_tiles - first), row = first * 16 + thread;
 #if PDL
   __shared__ unsigned long long barriers[TILES];
-  if (thread < count) fetch_packed(memory + thread * PACKED<HIDDEN>, w + (i64)(first + thread) * PACKED<HIDDEN>, PACKED<HIDDEN>, barriers + thread);
+  if (thread < count) fetch_packed(memory + thread * PACKED<HIDDEN>, w + (i64)(first + thread) * PACKED<HIDDEN>,
+      PACKED<HIDDEN>, barriers + thread);
 #else
   for (int tile = side; tile < count; tile += SIDES)
-    fetch_packed_scales<HIDDEN, SLICES * 32>(memory + tile * PACKED<HIDDEN>, w + (i64)(first + tile) * PACKED<HIDDEN>, thread % (SLICES * 32));
+    fetch_packed_scales<HIDDEN, SLICES * 32>(memory + tile * PACKED<HIDDEN>, w + (i64)(first + tile) * PACKED<HIDDEN>,
+        thread % (SLICES * 32));
   commit();
 #pragma unroll
   for (int i = 0; i < ROUNDS; i++) {
@@ -76,7 +78,7 @@ DEVICE void project(const char* w, int n_tiles, const Normed& in, const Convolut
   if (thread < HIDDEN / 8) load(norm, in.norm + thread * 8);
   Ready ready;
   if (DELTA && thread < count * 16) ready.prepare(conv, row);
-  turn<DELTA && (EARLY & 1) != 0>();
+  turn<false>();
   if (thread < HIDDEN / 8) put_normed(in.hidden, in.squares, norm, in.eps, thread, digits);
 #if !PDL
   arrived<ROUNDS>();
@@ -111,23 +113,25 @@ DEVICE void project(const char* w, int n_tiles, const Normed& in, const Convolut
 
 #define PROJECT_THREADS (HIDDEN / 256 * SIDES * 32)
 #if HEADS
-extern "C" __global__ void __launch_bounds__(PROJECT_THREADS, PROJECT_THREADS <= 512 ? 2 : 1) project_delta(const char* w, int n_tiles, Normed in, Convolution conv, float* out) {
+extern "C" __global__ void __launch_bounds__(PROJECT_THREADS, PROJECT_THREADS <= 512 ? 2 : 1) project_delta(
+    const char* w, int n_tiles, Normed in, Convolution conv, float* out) {
   project<true, PROJECT_DELTA_TILES>(w, n_tiles, in, conv, out);
 }
 
-// The delta rule of one token over 32 columns of one value head, four a warp; state [heads, DV, DK].
-// Left for the output projection: the reading times norm weight and gate, and the sum of squares of each four readings.
-extern "C" __global__ void __launch_bounds__(256) delta(const float* y, float* base, const i64* place, const float* norm, float scale,
-                                                        float* out, float* squares) {
+// The delta rule of one token over 32 columns of one value head, four a warp; state [heads, DV, DK]. Left for the output
+// projection: the reading times norm weight and gate, and the sum of squares of each four readings.
+extern "C" __global__ void __launch_bounds__(256) delta(
+    const float* y, float* base, const i64* place, const float* norm, float scale, float* out, float* squares) {
   constexpr int EACH = DK / 32;
-  const int lane = threadIdx.x & 31, head = blockIdx.x / (DV / 32), first = (blockIdx.x % (DV / 32)) * 32 + (threadIdx.x >> 5) * 4;
+  const int lane = threadIdx.x & 31, head = blockIdx.x / (DV / 32), first = (blockIdx.x % (DV / 32)) * 32
+      + (threadIdx.x >> 5) * 4;
   const int key = head / (HEADS / KEY_HEADS), mine = first + ((lane >> 1) & 1) * 2 + ((lane >> 2) & 1);
   float* state = base + place[0] * 4 + (i64)(head * DV + first) * DK + lane * EACH;
   float s[4][EACH];
 #pragma unroll
   for (int i = 0; i < 4; i++) load(s[i], state + i * DK);
   const float weight = norm[mine];
-  turn<(EARLY & 2) != 0>();
+  turn<false>();
   float q[EACH], k[EACH], p[EACH];
   load(q, y + key * DK + lane * EACH);
   load(k, y + (KEY_HEADS + key) * DK + lane * EACH);
@@ -144,7 +148,8 @@ extern "C" __global__ void __launch_bounds__(256) delta(const float* y, float* b
 #pragma unroll
   for (int i = 2; i < 32; i <<= 1) sizes[0] += swap(sizes[0], i);
   sizes[1] = swap(sizes[0], 1);
-  const float root_q = inverse_root(((lane & 1) ? sizes[1] : sizes[0]) + 1e-6f), root_k = inverse_root(((lane & 1) ? sizes[0] : sizes[1]) + 1e-6f);
+  const float root_q = inverse_root(((lane & 1) ? sizes[1] : sizes[0]) + 1e-6f);
+  const float root_k = inverse_root(((lane & 1) ? sizes[0] : sizes[1]) + 1e-6f);
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     q[i] = q[i] * root_q * scale;
@@ -185,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(256) delta(const float* y, float* b
 }
 #endif
 #if ATTENTION
-extern "C" __global__ void __launch_bounds__(PROJECT_THREADS) project_full(const char* w, int n_tiles, Normed in, float* out) {
+extern "C" __global__ void __launch_bounds__(PROJECT_THREADS) project_full(
+    const char* w, int n_tiles, Normed in, float* out) {
   project<false, PROJECT_FULL_TILES>(w, n_tiles, in, Convolution(), out);
 }
 #endif
@@ -202,7 +208,7 @@ DEVICE void output(const Matrix& w, const float* mixed, const float* sizes, floa
   commit();
   fetch<INNER>(mine, w, blockIdx.x * 16, slice);
   commit();
-  turn<(EARLY & 4) != 0>();
+  turn<false>();
   const float before = thread < 16 ? __ldcg(hidden + row) : 0.f;
   float x[8];
   load(x, mixed + thread * 8);
@@ -229,12 +235,14 @@ DEVICE void output(const Matrix& w, const float* mixed, const float* sizes, floa
 }
 
 #if HEADS
-extern "C" __global__ void __launch_bounds__(GATES / 8) output_delta(Matrix w, const float* mixed, const float* sizes, float eps, float* hidden, float* squares) {
+extern "C" __global__ void __launch_bounds__(GATES / 8) output_delta(
+    Matrix w, const float* mixed, const float* sizes, float eps, float* hidden, float* squares) {
   output<true, GATES>(w, mixed, sizes, eps, hidden, squares);
 }
 #endif
 #if ATTENTION
-extern "C" __global__ void __launch_bounds__(ATTENTION / 8) output_full(Matrix w, const float* mixed, float* hidden, float* squares) {
+extern "C" __global__ void __launch_bounds__(ATTENTION / 8) output_full(
+    Matrix w, const float* mixed, float* hidden, float* squares) {
   output<false, ATTENTION>(w, mixed, nullptr, 0.f, hidden, squares);
 }
 #endif

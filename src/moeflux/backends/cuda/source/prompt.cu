@@ -1,11 +1,12 @@
 // A prompt's chunk: products of many tokens and what stands between them, for one model's sizes, which come as macros:
-// HIDDEN, WIDTH, K, EXPERTS, CHANNELS, GATES, HEADS (0: none), KEY_HEADS, DK, DV, ATTENTION (0: none), INPUTS: rows of the widest
-// joined input projection.
+// HIDDEN, WIDTH, K, EXPERTS, CHANNELS, GATES, HEADS (0: none), KEY_HEADS, DK, DV, ATTENTION (0: none), INPUTS: rows of
+// the widest joined input projection.
 #define PDL 0
 #define MOST_EXPERTS EXPERTS
 #include "many.cuh"
 
-constexpr i64 CODE_BYTES = (i64)HIDDEN * WIDTH / 2, SCALE_BYTES = (i64)HIDDEN * WIDTH / 32, MATRIX_BYTES = CODE_BYTES + 2 * SCALE_BYTES;
+constexpr i64 CODE_BYTES = (i64)HIDDEN * WIDTH / 2, SCALE_BYTES = (i64)HIDDEN * WIDTH / 32, MATRIX_BYTES = CODE_BYTES
+    + 2 * SCALE_BYTES;
 
 DEVICE Matrix in_slot(const char* pool, int slot, int which) {
   const char* p = pool + (i64)slot * 3 * MATRIX_BYTES + which * MATRIX_BYTES;
@@ -21,8 +22,11 @@ DEVICE void dense(const Matrix& m, const Work& w, const Activations& x, const fl
         y[at] = before ? before[at] + v : v;
       });
 }
-#define DENSE(name, n, bits) \
-  extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) name(Matrix m, Work w, Activations x, const float* before, float* y) { dense<n, bits>(m, w, x, before, y); }
+#define DENSE(name, n, bits)                                                           \
+  extern "C" __global__ void __launch_bounds__(WARPS<bits> * 32, 1) name(              \
+      Matrix m, Work w, Activations x, const float* before, float* y) {                \
+    dense<n, bits>(m, w, x, before, y);                                                \
+  }
 DENSE(from_hidden, HIDDEN, 4)
 DENSE(route_many, HIDDEN, 8)
 DENSE(from_width, WIDTH, 4)
@@ -33,8 +37,10 @@ DENSE(from_delta, GATES, 4)
 DENSE(from_attention, ATTENTION, 4)
 #endif
 
-// Gate and up of the experts in their slots, side by side: rows of the result have 2 * WIDTH. WIDTH is a multiple of a strip.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gate_up_many(const char* pool, const int* table, Work w, Activations x, float* y) {
+// Gate and up of the experts in their slots, side by side: rows of the result have 2 * WIDTH. WIDTH is a multiple of a
+// strip.
+extern "C" __global__ void __launch_bounds__(WARPS<4> * 32, 1) gate_up_many(
+    const char* pool, const int* table, Work w, Activations x, float* y) {
   multiply_many<HIDDEN, 4>(w, x,
       [&](const Piece& p) {
         const int which = p.row / WIDTH;
@@ -45,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gate_up_many(const c
       [&](int place, int row, float v) { y[(i64)place * (2 * WIDTH) + row] = v; });
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) down_many(const char* pool, const int* table, Work w, Activations x, float* y) {
+extern "C" __global__ void __launch_bounds__(WARPS<4> * 32, 1) down_many(
+    const char* pool, const int* table, Work w, Activations x, float* y) {
   multiply_many<WIDTH, 4>(w, x, [&](const Piece& p) { return in_slot(pool, table[p.expert], 2); },
       [&](int place, int row, float v) { y[(i64)place * HIDDEN + row] = v; });
 }
@@ -59,7 +66,8 @@ DEVICE void write_digits(const float (&x)[8], char* digits, float2* groups, i64 
 }
 
 // Norm of one token a block.
-extern "C" __global__ void __launch_bounds__(HIDDEN / 8) norm_digits(const float* x, const float* norm, float eps, char* digits, float2* groups) {
+extern "C" __global__ void __launch_bounds__(HIDDEN / 8) norm_digits(
+    const float* x, const float* norm, float eps, char* digits, float2* groups) {
   __shared__ float sums[HIDDEN / 256];
   const int thread = threadIdx.x;
   float v[8], square[8], weight[8];
@@ -92,7 +100,8 @@ extern "C" __global__ void __launch_bounds__(WIDTH / 8) inner_digits(const float
 
 #if ATTENTION
 // Attended values times the sigmoid of their gates, which lie behind the queries of each head; `gated`: 0 for none.
-extern "C" __global__ void __launch_bounds__(ATTENTION / 8) attended_digits(const float* mixed, const float* inputs, int gated, int head, int stride, char* digits, float2* groups) {
+extern "C" __global__ void __launch_bounds__(ATTENTION / 8) attended_digits(
+    const float* mixed, const float* inputs, int gated, int head, int stride, char* digits, float2* groups) {
   const int c = threadIdx.x * 8;
   float v[8], gate[8];
   load(v, mixed + (i64)blockIdx.x * ATTENTION + c);
@@ -106,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(ATTENTION / 8) attended_digits(cons
 #endif
 
 // The K largest logits of a token, a warp each; where they go among their expert's tokens; whether one is not finite.
-extern "C" __global__ void __launch_bounds__(256) choose_many(const float* logits, int n, int stride, float scale, int* ids, float* weights, int* place, int* counts, int* broken) {
+extern "C" __global__ void __launch_bounds__(256) choose_many(
+    const float* logits, int n, int stride, float scale, int* ids, float* weights, int* place, int* counts, int* broken) {
   constexpr int EACH = (EXPERTS + 31) / 32;
   const int token = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
   if (token >= n) return;
@@ -172,7 +182,8 @@ extern "C" __global__ void __launch_bounds__(32) edge_many(const int* counts, in
 }
 
 // Choices side by side by expert: `whose` token a row is, `place` becomes the row of a choice.
-extern "C" __global__ void __launch_bounds__(256) spread_many(const int* ids, const int* edges, int* place, int* whose, int n) {
+extern "C" __global__ void __launch_bounds__(256) spread_many(
+    const int* ids, const int* edges, int* place, int* whose, int n) {
   const int i = blockIdx.x * 256 + threadIdx.x;
   if (i >= n) return;
   const int row = edges[ids[i]] + place[i];
@@ -181,7 +192,9 @@ extern "C" __global__ void __launch_bounds__(256) spread_many(const int* ids, co
 }
 
 // x + (experts in rank order, by their weights + shared expert by its gate).
-extern "C" __global__ void __launch_bounds__(HIDDEN / 4) combine_many(const float* y, const int* place, const float* weights, const float* shared, const float* logits, int stride, float* x) {
+extern "C" __global__ void __launch_bounds__(HIDDEN / 4) combine_many(
+    const float* y, const int* place, const float* weights, const float* shared, const float* logits, int stride,
+    float* x) {
   const i64 token = blockIdx.x;
   const int c = threadIdx.x * 4;
   float acc[4] = {0.f, 0.f, 0.f, 0.f}, v[4];

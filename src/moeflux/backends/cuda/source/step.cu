@@ -1,15 +1,17 @@
 // One decoded token: the phases of kernels/step.py for one model's sizes, which come as macros.
 //
-// HIDDEN, WIDTH, K, EXPERTS; of the delta net CHANNELS, GATES, HEADS (0: none), KEY_HEADS, DK, DV; ATTENTION: heads x channels
-// (0: none), KV_HEADS, RATIO: heads of one group, HEAD_DIM, HALF: of the channels that turn, Q_STRIDE, ROWS_BLOCK; tiles of a block PROJECT_DELTA_TILES, PROJECT_FULL_TILES, HEAD_TILES; SIDES; EARLY: phases that let the next start at once; PDL: Hopper's instructions, which are programmatic dependent launch
-// and bulk copies; without, everything runs on Ampere.
+// HIDDEN, WIDTH, K, EXPERTS; of the delta net CHANNELS, GATES, HEADS (0: none), KEY_HEADS, DK, DV; ATTENTION: heads x
+// channels (0: none), KV_HEADS, RATIO: heads of one group, HEAD_DIM, HALF: of the channels that turn, Q_STRIDE,
+// ROWS_BLOCK; tiles of a block PROJECT_DELTA_TILES, PROJECT_FULL_TILES, HEAD_TILES; SIDES; PDL: Hopper's instructions,
+// which are programmatic dependent launch and bulk copies; without, everything runs on Ampere.
 #include "experts.cuh"
 #if ATTENTION
 #include "attention.cuh"
 #endif
 
 // HEAD_TILES (2 or 4) x 16 rows of the vocabulary, and the largest of them with its lowest place.
-extern "C" __global__ void __launch_bounds__(H_SLICES * 32) head(const char* w, Normed in, float* logits, float* best, int* index) {
+extern "C" __global__ void __launch_bounds__(H_SLICES * 32) head(
+    const char* w, Normed in, float* logits, float* best, int* index) {
   __shared__ __align__(16) Digits<HIDDEN> digits;
   __shared__ float sums[H_SLICES][HEAD_TILES * 16], found[HEAD_TILES * 16];
   const int thread = threadIdx.x, slice = thread >> 5;
@@ -17,10 +19,12 @@ extern "C" __global__ void __launch_bounds__(H_SLICES * 32) head(const char* w, 
   w += (i64)blockIdx.x * HEAD_TILES * PACKED<HIDDEN>;
 #if PDL
   __shared__ unsigned long long barriers[HEAD_TILES];
-  if (thread < HEAD_TILES) fetch_packed(memory + thread * PACKED<HIDDEN>, w + thread * PACKED<HIDDEN>, PACKED<HIDDEN>, barriers + thread);
+  if (thread < HEAD_TILES) fetch_packed(memory + thread * PACKED<HIDDEN>, w + thread * PACKED<HIDDEN>, PACKED<HIDDEN>,
+      barriers + thread);
 #else
 #pragma unroll
-  for (int i = 0; i < HEAD_TILES; i++) fetch_packed_scales<HIDDEN, H_SLICES * 32>(memory + i * PACKED<HIDDEN>, w + i * PACKED<HIDDEN>, thread);
+  for (int i = 0; i < HEAD_TILES; i++) fetch_packed_scales<HIDDEN,
+      H_SLICES * 32>(memory + i * PACKED<HIDDEN>, w + i * PACKED<HIDDEN>, thread);
   commit();
 #pragma unroll
   for (int i = 0; i < HEAD_TILES; i++) {
@@ -70,8 +74,9 @@ extern "C" __global__ void __launch_bounds__(H_SLICES * 32) head(const char* w, 
 }
 
 // The token of the largest logit, the lowest where several are; its embedding; the position moves on.
-extern "C" __global__ void __launch_bounds__(1024) next(const float* best, const int* index, int n, Matrix table, float* hidden, float* squares,
-                                                        int* position, int* tokens, int limit) {
+extern "C" __global__ void __launch_bounds__(1024) next(
+    const float* best, const int* index, int n, Matrix table, float* hidden, float* squares, int* position, int* tokens,
+    int limit) {
   __shared__ u32 keys[32], places[32];
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   turn<false>();

@@ -1,8 +1,10 @@
-// Sixteen rows of 256 coded inputs, by one warp: fetched into its own part of shared memory, multiplied on integer tensor cores.
+// Sixteen rows of 256 coded inputs, by one warp: fetched into its own part of shared memory, multiplied on integer tensor
+// cores.
 //
-// The 8 columns of a tensor-core product are 4 groups x 2 digits, so lane t of a quad ends with the exact sums of group t.
-// An input's place within the product is free: 16 bytes of a row go to one lane as they are in the file, and copies put them
-// where that lane reads them. Scales of sixteen rows are fetched by all warps that share them, whole rows at a time.
+// The 8 columns of a tensor-core product are 4 groups x 2 digits, so lane t of a quad ends with the exact sums of group
+// t. An input's place within the product is free: 16 bytes of a row go to one lane as they are in the file, and copies
+// put them where that lane reads them. Scales of sixteen rows are fetched by all warps that share them, whole rows at a
+// time.
 #pragma once
 #include "arith.cuh"
 
@@ -13,9 +15,15 @@ template <int N>
 constexpr int SCALES = 16 * SCALE_ROW<N>;
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEVICE void copy16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
-DEVICE void copy8(u32 to, const void* from) { asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory"); }
-DEVICE void copy4(u32 to, const void* from) { asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory"); }
+DEVICE void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+DEVICE void copy8(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+DEVICE void copy4(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int THREADS>
 DEVICE void meet(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory"); }
@@ -55,12 +63,14 @@ DEVICE void fetch_packed(char* to, const char* from, int n_bytes, unsigned long 
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(n_bytes) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from), "r"(n_bytes), "r"(at) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      ::"r"(shared_address(to)), "l"(from), "r"(n_bytes), "r"(at) : "memory");
 }
 DEVICE void wait_packed(unsigned long long* barrier) {
   u32 done;
   do {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(shared_address(barrier)) : "memory");
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done) : "r"(shared_address(barrier)) : "memory");
   } while (!done);
 }
 #else
@@ -144,17 +154,16 @@ DEVICE Scale scale(const char* scales, int slice, int row) {
   return {p[0], p[N / 64]};
 }
 
-DEVICE float term(int d, Scale s, float step, float mass) { return fmaf(bf16(s.scale) * step, (float)d, bf16(s.bias) * mass); }
+DEVICE float term(int d, Scale s, float step, float mass) { return fmaf(bf16(s.scale) * step, (float)d,
+    bf16(s.bias) * mass); }
 
-// Codes at even places, what is left of a word without the odd ones: a multiplication, because logic runs at half its rate.
+// Codes at even places, what is left of a word without the odd ones: a multiplication, because logic runs at half its
+// rate.
 DEVICE u32 without(u32 word, u32 odd) {
-#if EVEN_BY_LOGIC
-  return word & 0x0f0f0f0fu;
-#else
   u32 r;
-  asm("mad.lo.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(odd), "r"(-(int)blockDim.y), "r"(word));  // blockDim.y is 1, which the compiler does not know
+  // blockDim.y is 1, which the compiler does not know
+  asm("mad.lo.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(odd), "r"(-(int)blockDim.y), "r"(word));
   return r;
-#endif
 }
 
 DEVICE void pair(int (&e)[4], int (&o)[4], u32 a, u32 b, u32 c, u32 d, const uint4& x) {
