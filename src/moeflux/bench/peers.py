@@ -134,7 +134,7 @@ def measure_ours(arguments: str) -> None:
     a = json.loads(arguments)
     ram = a["cap"] and a["cap"] - a["cap"] // CAP_MARGIN
     context = max(a["tokens"], a["context"] + (a["repeats"] + 1) * a["decode"])
-    room = make_room(EngineConfig(Path(a["model"]), threads=a["threads"], ram=ram, context=context))
+    room = make_room(EngineConfig(Path(a["model"]), "native", a["threads"], ram, context=context))
     with Engine(room.config) as engine, Neighbours() as neighbours:
         decode = bench_decode(engine, a["decode"], a["context"], a["repeats"], room=room)
         prefill = () if a["cap"] else bench_prefill(engine, a["tokens"], a["repeats"]).rate.values

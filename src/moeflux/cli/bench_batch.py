@@ -35,7 +35,7 @@ def batch(
     """Decode speed of several sequences at once, and what a token costs the drive."""
     sizes = numbers(size, "option 'size'", "number of sequences") if size else SIZES
     check_routing(routing)
-    config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=context + tokens, sequences=max(sizes))
+    config = EngineConfig(model, "native", threads, ram, slots=slots, context=context + tokens, sequences=max(sizes))
     room = make_room(config, share)
     with byte_bar("loading") as progress, Engine(room.config, progress) as engine:
         plan = engine.plan

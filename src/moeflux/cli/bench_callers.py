@@ -33,7 +33,7 @@ def beside(
 ) -> None:
     """A prompt beside one sequence that decodes: how much longer it takes, and what of its rate the other keeps."""
     check_routing(routing)
-    config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=2 * tokens, sequences=2)
+    config = EngineConfig(model, "native", threads, ram, slots=slots, context=2 * tokens, sequences=2)
     room = make_room(config, share)
     with byte_bar("loading") as loading, Engine(room.config, loading) as engine:
         note(*engine.notes, f"{engine.plan.n_slots} of {engine.plan.n_experts} experts in memory")
@@ -59,7 +59,7 @@ def cancel(
     samples: Annotated[int, typer.Option(min=1, help="Forwards that are cancelled.")] = 50,
 ) -> None:
     """How soon a forward over a chunk of a prompt hears that it is cancelled."""
-    room = make_room(EngineConfig(model, threads=threads, ram=ram, slots=slots, context=context), share)
+    room = make_room(EngineConfig(model, "native", threads, ram, slots=slots, context=context), share)
     with byte_bar("loading") as loading, Engine(room.config, loading) as engine:
         note(*engine.notes, f"{engine.plan.n_slots} of {engine.plan.n_experts} experts in memory")
         engine.plan = replace(engine.plan, chunk_tokens=tokens)

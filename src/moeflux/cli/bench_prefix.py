@@ -40,7 +40,7 @@ def prefix(
     read_option("keep", keep, parse_bytes)
     check_folder("folder", folder)
     check_routing(routing)
-    config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=tokens + 1, sequences=2, prefixes=keep)
+    config = EngineConfig(model, "native", threads, ram, slots=slots, context=tokens + 1, sequences=2, prefixes=keep)
     room = make_room(config, share)
     report = bench_prefix(room.config, tokens, n_shared, repeats, routing, folder, note)
     d = report.as_dict()

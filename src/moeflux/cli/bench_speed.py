@@ -93,7 +93,7 @@ def check_routing(routing: str) -> None:
 
 
 def _config(model: Path, **options: Any) -> EngineConfig:
-    return EngineConfig(model, **options)  # which checks them
+    return EngineConfig(model, "native", **options)  # which checks them
 
 
 def _report(row: SpeedRow, repeats: int) -> None:
