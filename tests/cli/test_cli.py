@@ -50,7 +50,7 @@ def test_inspect_json(mlx):
 def test_inspect_table(mlx):
     result = moeflux("inspect", mlx(NAME))
     assert result.returncode == 0
-    for word in ("3 gated delta net, 1 gated attention", "affine 4-bit g64", "streamed per token"):
+    for word in ("3 gated delta net, 1 gated attention", "affine 4-bit g64", "streamed per token", "block by block"):
         assert word in result.stdout
 
 

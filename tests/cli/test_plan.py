@@ -75,6 +75,21 @@ def test_a_config_without_quantisation_is_planned_in_4_bits(big):
     assert any("conversion to MLX affine 4-bit, groups of 64" in note for note in report["notes"])
 
 
+def test_memory_of_a_gpu(tmp_path):
+    """Triton's interpreter stands for one where there is none."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    (tmp_path / "config.json").write_text(json.dumps(published_config("qwen3.5-35b-a3b")))
+    result = moeflux("plan", tmp_path, "--ram", "60GB", "--backend", "cuda", "--vram", "12GiB", *RATES)
+    assert result.returncode == 0, result.stderr
+    for word in ("12.9 GB", "joined", "of 10,240", "64 more slots", "pinned", "on the GPU", "the others in host memory"):
+        assert word in result.stdout
+    result = moeflux("plan", tmp_path, "--ram", "60GB", "--backend", "cuda", "--vram", "1GiB", *RATES)
+    assert (result.returncode, "are too little: trunk" in result.stderr) == (1, True)
+    result = moeflux("plan", tmp_path, "--ram", "60GB", "--vram", "0", *RATES)
+    assert (result.returncode, "GPU" in result.stdout) == (0, False)
+
+
 def test_the_cliff_is_warned_of(big):
     report = json.loads(moeflux("plan", big, "--ram", "64GB", "--json", *RATES).stdout)
     below = report["plan"]["cliff_budget"] - 10**9
