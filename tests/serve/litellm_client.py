@@ -1,7 +1,10 @@
 """Run by `test_clients.py` in an environment of its own: `python litellm_client.py URL`."""
 
 import json
+import os
 import sys
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks the network first
 
 import litellm
 
@@ -19,7 +22,12 @@ litellm.telemetry = False
 whole = litellm.completion(**ASKED)
 pieces = list(litellm.completion(**ASKED, stream=True, stream_options={"include_usage": True}))
 said = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
-schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+schema = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
 wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
 structured = litellm.completion(**{**ASKED, "max_tokens": 60}, response_format=wanted)
 try:
