@@ -34,7 +34,7 @@ CONFIG: dict[str, type] = {
     "model": str, "host": str, "port": int, "api_key": str, "api_key_file": str, "insecure": bool, "alias": str,
     "strict_model": bool, "allow_host": list, "allow_origin": list, "parallel": int, "max_queue": int, "max_tokens": int,
     "heartbeat": float, "deadline": float, "drain": float, "prefixes": str, "prefix_folder": str, "log": str,
-    "backend": str, "threads": int, "ram": str, "context": int, "isa": str, "slots": int,
+    "backend": str, "threads": int, "ram": str, "vram": str, "context": int, "isa": str, "slots": int,
 }  # fmt: skip
 DEFAULTS: dict[str, Any] = {
     "host": "127.0.0.1", "port": 8080, "insecure": False, "strict_model": False, "parallel": 4, "max_queue": 64,
@@ -73,6 +73,7 @@ def serve(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     ram: o.Ram = None,
+    vram: o.Vram = None,
     context: o.Context = None,
     isa: o.Isa = "auto",
     slots: o.Slots = None,
