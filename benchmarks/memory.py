@@ -19,7 +19,7 @@ from vocabulary import write_vocabulary
 from moeflux.bench.shapes import published_config
 from moeflux.bench.synthetic import write_checkpoint
 from moeflux.core.units import format_bytes, parse_bytes
-from moeflux.runtime.inspect import inspect_model
+from moeflux.plan.inspect import inspect_model
 from moeflux.session.demo import demo_model
 
 HERE = Path(__file__).parent

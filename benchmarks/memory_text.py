@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from moeflux.core.allocator import release_freed
-from moeflux.runtime.memory import used_at_most, used_now
-from moeflux.runtime.text_size import text_needs
+from moeflux.plan.memory import used_at_most, used_now
+from moeflux.plan.text_size import text_needs
 from moeflux.sampling.constraint import Grammar, Vocabulary
 from moeflux.text.tokenizer import Tokenizer
 

@@ -2,6 +2,8 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+
 #include "py_errors.h"
 #include "py_types.h"
 #include "stream.h"
@@ -28,6 +30,35 @@ struct Forward {
             const size_t first = i ? ends[i - 1] : 0;
             steps[i].spans = Spans(spans.data() + first, ends[i] - first);
         }
+    }
+};
+
+// The norm and the product behind the last layer, for some rows of its output.
+struct Head {
+    Floats norm;
+    float eps;
+    const Matrix* matrix;
+    Ids rows;
+    Out normed, logits;
+    int64_t hidden;
+
+    // (norm, eps, matrix, rows, normed [R, hidden], logits [R, vocab])
+    Head(nb::tuple t, const Out& x)
+        : norm(nb::cast<Floats>(t[0])), eps(nb::cast<float>(t[1])), matrix(&nb::cast<const PyMatrix&>(t[2]).m),
+          rows(nb::cast<Ids>(t[3])), normed(nb::cast<Out>(t[4])), logits(nb::cast<Out>(t[5])), hidden(int64_t(x.shape(1))) {
+        const int64_t n = int64_t(rows.size());
+        require(matrix->cols == hidden, "head");
+        require_size(norm, hidden, "norm");
+        require_size(normed, n * hidden, "normed");
+        require_size(logits, n * matrix->rows, "logits");
+        for (int64_t i = 0; i < n; ++i) require(rows.data()[i] >= 0 && rows.data()[i] < int64_t(x.shape(0)), "rows");
+    }
+
+    void run(Machine& machine, const float* x) const {
+        const int64_t n = int64_t(rows.size());
+        for (int64_t i = 0; i < n; ++i)
+            machine.rms_norm(x + rows.data()[i] * hidden, norm.data(), eps, 1, hidden, normed.data() + i * hidden);
+        machine.linears(normed.data(), n, {matrix}, {logits.data()});
     }
 };
 
@@ -72,19 +103,24 @@ Quiet quiet(Stream& stream) { return Quiet(stream); }
 }  // namespace
 
 void bind_layers(nb::module_& m, nb::class_<Machine>& machine) {
-    // Returns -1, or the layer whose scores are not finite.
+    // Returns -1, or the layer whose scores are not finite. `head`: what follows the last layer, where logits are wanted.
     machine.def("run_layers",
-        [](Machine& self, nb::list layers, Out x, nb::list spans, Stream& stream, const CancelFlag* cancel) {
+        [](Machine& self, nb::list layers, Out x, nb::list spans, Stream& stream, const CancelFlag* cancel, nb::object head) {
             require(spans.size() == layers.size() && x.ndim() == 2, "layers");
             require(&stream.machine() == &self, "a stream of another machine");
             const Forward forward(layers, spans, int64_t(x.shape(0)), int64_t(x.shape(1)));
             check_experts(stream.store(), forward.steps);
+            std::optional<Head> last;
+            if (!head.is_none()) last.emplace(nb::cast<nb::tuple>(head), x);
             Listener listener(cancel, outside(self, signals()));
             const Unlocked unlocked;
             const Stream::Run run(stream, forward.steps, listener);
-            return run_layers(self, forward.steps, x.data(), int64_t(x.shape(0)), stream);
+            const auto broken = run_layers(self, forward.steps, x.data(), int64_t(x.shape(0)), stream);
+            if (broken < 0 && last) last->run(self, x.data());
+            return broken;
         },
-        nb::arg("layers"), nb::arg("x"), nb::arg("spans"), nb::arg("stream"), nb::arg("cancel").none() = nb::none());
+        nb::arg("layers"), nb::arg("x"), nb::arg("spans"), nb::arg("stream"), nb::arg("cancel").none() = nb::none(),
+        nb::arg("head").none() = nb::none());
     nb::class_<Stream>(m, "Stream", "Experts for forwards from a store, with hints for the layers that follow.")
         .def("__init__",
              [](Stream* self, std::shared_ptr<Store> store, Machine& on, bool previous, bool lookahead, int most) {

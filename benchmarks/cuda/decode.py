@@ -90,8 +90,12 @@ def bound(model: RandomModel, options: DecodeOptions, start: int, chosen=None) -
 
 
 def phases(model: RandomModel, options: DecodeOptions, start: int) -> dict[str, float]:
+    """Each kind alone, and what the whole step loses without it."""
     decoder = bound(model, options, start)
-    found = {name: phase_us(decoder, mask, start) for mask, name in PHASES.items()}
+    found = {"all": phase_us(decoder, 127, start)}
+    for mask, name in PHASES.items():
+        found[name] = phase_us(decoder, mask, start)
+        found[f"less by {name}"] = found["all"] - phase_us(decoder, 127 - mask, start)
     found["mixer: delta rule"] = phase_us(bound(model, options, start, DeltaNet), 2, start)
     found["mixer: attention"] = phase_us(bound(model, options, start, Attention), 2, start)
     return found
@@ -115,9 +119,9 @@ def tune(model: RandomModel, start: int) -> tuple[Tiles, dict[str, dict[str, flo
     for name, (mask, tried) in TRIED.items():
         times = {}
         for tile in tried:
-            tiles = replace(best, **{name: Tile(*tile)})
+            options = DecodeOptions(2048, EPS, tiles=replace(best, **{name: Tile(*tile)}), kernels="triton")
             try:
-                times[tile] = phase_us(bound(model, DecodeOptions(2048, EPS, tiles=tiles), start), mask, start)
+                times[tile] = phase_us(bound(model, options, start), mask, start)
             except Exception as error:
                 print(name, tile, repr(error)[:200])
         best = replace(best, **{name: Tile(*min(times, key=lambda tile: times[tile]))})
@@ -131,6 +135,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--start", type=int, default=900)
     parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--kernels", nargs="*", default=["cuda", "triton"])
     parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--tune", action="store_true", help="try several tiles for each phase first")
     args = parser.parse_args()
@@ -148,18 +153,20 @@ def main() -> None:
         tiles, result["tried_us"] = tune(model, args.start)
         result["tiles"] = str(tiles)
     reference = None
-    for graph, pdl in ((True, True), (True, False)):
-        options = DecodeOptions(2048, EPS, graph, pdl, tiles)
+    for kernels, pdl in ((k, pdl) for k in args.kernels for pdl in (True, False)):
+        options = DecodeOptions(2048, EPS, True, pdl, tiles, kernels)
         began = time.perf_counter()
         found = rate(model, options, args.start, args.tokens, 5)
         found["s"] = time.perf_counter() - began
         reference = reference or found["tokens"]
         found["same_tokens"] = found["tokens"] == reference
         found["share_of_limit"] = found["tok_s"] / result["limit_tok_s"]  # type: ignore[operator]
-        result[f"graph, pdl={pdl}"] = found
-        print(pdl, {k: v for k, v in found.items() if k != "tokens"}, flush=True)
-    result["phases_us"] = phases(model, DecodeOptions(2048, EPS, True, True, tiles), args.start)
-    print(json.dumps({k: v for k, v in result.items() if not isinstance(v, dict) or k == "phases_us"}, indent=1))
+        result[f"{kernels}, pdl={pdl}"] = found
+        print(kernels, pdl, {k: v for k, v in found.items() if k != "tokens"}, flush=True)
+    for kernels in args.kernels:
+        found = phases(model, DecodeOptions(2048, EPS, True, True, tiles, kernels), args.start)  # type: ignore[arg-type]
+        result[f"{kernels}, phases_us"] = found
+        print(kernels, json.dumps(found), flush=True)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1))
 

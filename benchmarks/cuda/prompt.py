@@ -1,4 +1,4 @@
-"""A prompt on one GPU with every expert in its memory: tokens per second, and where the time goes.
+"""A prompt on one GPU with every expert in its memory: tokens per second, and where the device's time goes.
 
 python benchmarks/cuda/prompt.py --out benchmarks/results/h200/prompt.json
 """
@@ -11,117 +11,100 @@ import time
 from pathlib import Path
 
 import torch
-from decode import timed
-from model import EPS, RandomModel, Shape, random_affine
+from model import EPS, RandomModel, Shape
 
+from moeflux.backends.cuda.decode import Decoder
 from moeflux.backends.cuda.device import open_device
 from moeflux.backends.cuda.ops import CudaOps
-from moeflux.backends.cuda.products import Tile
+from moeflux.backends.cuda.phases import DecodeOptions
 from moeflux.backends.ops import Span
-from moeflux.models.spec import Attention
-
-SIZES = [(32, 128, 4, 2), (64, 64, 4, 2), (32, 256, 8, 2), (16, 128, 4, 2), (32, 128, 4, 1), (16, 256, 4, 2)]
-TILES = [Tile(*size) for size in SIZES]
 
 
-def tune(ops: CudaOps, n: int) -> dict[str, object]:
-    """Tiles for a dense product; all give the same bits."""
-    products, found, weight = ops._products, {}, random_affine(12352, 2048)
-    digits = products.digits(torch.randn(n, 2048, device="cuda"), 64, 4)
-    first, best = None, None
-    for tile in TILES:
-        products.tile = tile
-        try:
-            y = products._together(digits, weight)
-            first = y if first is None else first
-            ms = timed(lambda: products._together(digits, weight), 5)
-            same = bool(torch.equal(first, y))
-            found[str(tile)] = {"us": ms * 1e3, "tflops": 2 * n * 12352 * 2048 / ms / 1e9, "same_bits": same}
-            if same and (best is None or ms < best[0]):
-                best = (ms, tile)
-        except Exception as error:
-            found[str(tile)] = repr(error)[:200]
-        print(tile, found[str(tile)], flush=True)
-    assert best
-    products.tile = best[1]
-    return found
+class Composed:
+    """Block by block, experts in slots."""
+
+    def __init__(self, model: RandomModel) -> None:
+        self._model = model
+        model.ops.defer_checks = True
+
+    def run(self, tokens, states, position):
+        model, ops = self._model, self._model.ops
+        x = ops.embed(model.ends.embedding, tokens)
+        for i, (w, state) in enumerate(zip(model.layers, states, strict=True)):
+            x, h, ids, weights = ops.run_mixer(w, x, [Span(0, len(x), position, state)], EPS, None)
+            x = x + (ops.pooled_experts(h, ids, weights, model.pool, i) + ops.shared_expert(h, w.ffn))
+        return x
+
+    def logits(self, x):
+        return self._model.ops.head(x, self._model.ends.final_norm, self._model.ends.head, EPS)
+
+    def check(self):
+        self._model.ops.check()
 
 
-def forward(model: RandomModel, tokens: torch.Tensor, states, position: int):
-    ops = model.ops
-    x = ops.embed(model.ends.embedding, tokens)
-    for i, (w, state) in enumerate(zip(model.layers, states, strict=True)):
-        x, h, ids, weights = ops.run_mixer(w, x, [Span(0, len(x), position, state)], EPS, None)
-        x = x + (ops.pooled_experts(h, ids, weights, model.pool, i) + ops.shared_expert(h, w.ffn))
-    return ops.head(x[-1:], model.ends.final_norm, model.ends.head, EPS)
+def device_times(run) -> dict[str, float]:
+    """Milliseconds of each kernel, all of its launches together."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    found = {e.key[:60]: (e.device_time_total / 1e3, e.count) for e in profile.key_averages() if e.device_time_total}
+    return {f"{name} x{n}": round(ms, 3) for name, (ms, n) in sorted(found.items(), key=lambda i: -i[1][0])[:24]}
 
 
-def parts(model: RandomModel, n: int) -> dict[str, float]:
-    """Milliseconds of the parts of one layer of each kind."""
-    ops, found = model.ops, {}
-    x = torch.randn(n, model.shape.hidden, device="cuda")
-    for w in model.layers[2:4]:
-        kind = "attention" if isinstance(w.spec.mixer, Attention) else "delta"
-        state = model.states(0)[3 if kind == "attention" else 2]
-
-        def mix(w=w, state=state):
-            for rows in state.rows.values():
-                rows.cut(0)
-            return ops.mix(x, w.mixer, w.spec.mixer, [Span(0, n, 0, state)], EPS)
-
-        found[f"{kind}: mixer"] = timed(mix, 3)
-    w = model.layers[2]
-    _, ids, weights = ops.router(x, w.ffn["router"], None, w.spec.ffn.router)
-    found["input projection"] = timed(lambda: ops.linear(x, w.mixer["in_proj_qkv"]), 3)
-    q = torch.nn.functional.normalize(torch.randn(n, 16, 128, device="cuda"), dim=-1)
-    v, g = torch.randn(n, 32, 128, device="cuda"), torch.rand(n, 32, device="cuda")
-    state = model.states(0)[2]
-    for columns, warps in ((16, 4), (16, 2), (8, 2), (8, 1), (4, 1), (32, 4)):
-        ops.delta_tile = (columns, warps)
-        found[f"delta rule {columns}x{warps}"] = timed(lambda: ops.delta_rule(q, q, v, g, g, state), 3)
-    ops.delta_tile = (8, 1)
-    keys = torch.randn(n, 2, 256, device="cuda").bfloat16()
-    found["attention alone"] = timed(lambda: ops.attend(torch.randn(n, 16, 256, device="cuda"), keys, keys, 0, 0.1), 3)
-    found["router"] = timed(lambda: ops.router(x, w.ffn["router"], None, w.spec.ffn.router), 3)
-    found["shared expert"] = timed(lambda: ops.shared_expert(x, w.ffn), 3)
-    found["experts"] = timed(lambda: ops.pooled_experts(x, ids, weights, model.pool, 2), 3)
-    return found
+def measure(model: RandomModel, step, n: int, runs: int) -> dict[str, object]:
+    tokens = torch.randint(0, model.shape.vocab, (n,), generator=torch.manual_seed(5)).tolist()
+    times, hosts, last, found = [], [], None, {}
+    for _ in range(runs + 1):
+        states = model.states(0)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        logits = step.logits(step.run(tokens, states, 0)[-1:])
+        hosts.append(time.perf_counter() - began)
+        step.check()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+        found["same_bits"] = last is None or bool(torch.equal(last, logits))
+        last = logits
+    states, rows = model.states(0), None
+    for start, stop in ((0, 700), (700, 701), (701, n)):
+        rows = step.logits(step.run(tokens[start:stop], states, start)[-1:])
+    step.check()
+    found["same_bits_in_chunks"] = bool(torch.equal(rows, last))
+    states = model.states(0)
+    torch.cuda.synchronize()
+    found["kernels_ms"] = device_times(lambda: step.run(tokens, states, 0))
+    found["first_logits"] = last[0, :4].tolist()
+    median = sorted(times[1:])[runs // 2]
+    return found | {"tok_s": n / median, "seconds": times, "host_s": sorted(hosts[1:])[runs // 2]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, nargs="*", default=[2048, 8192])
+    parser.add_argument("--kernels", nargs="*", default=["cuda", "triton"])
+    parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
     device = open_device()
-    ops, n = CudaOps(device), args.tokens
-    result: dict[str, object] = {"device": device.title, "tokens": n, "tiles": tune(ops, n), "tile": str(ops._products.tile)}
-    model = RandomModel(ops, Shape())
-    ops.defer_checks = True
-    result["parts_ms"] = parts(model, n)
-    print(json.dumps(result["parts_ms"], indent=1), flush=True)
-    tokens, times, last = torch.randint(0, model.shape.vocab, (n,)), [], None
-    for _ in range(4):
-        states = model.states(0)
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        logits = forward(model, tokens, states, 0)
-        ops.check()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-        result["same_bits"] = last is None or bool(torch.equal(last, logits))
-        last = logits
-    states, rows = model.states(0), None
-    for start, stop in ((0, 700), (700, 701), (701, n)):
-        rows = forward(model, tokens[start:stop], states, start)
-    result["same_bits_in_chunks"] = bool(torch.equal(rows, last))
-    queued = time.perf_counter()
-    forward(model, tokens, model.states(0), 0)
-    result["host_s"] = time.perf_counter() - queued
-    result |= {"tok_s": n / sorted(times[1:])[1], "seconds": times}
-    print({k: v for k, v in result.items() if k not in ("tiles", "parts_ms")})
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1))
+    model = RandomModel(CudaOps(device), Shape())
+    result: dict[str, object] = {"device": device.title}
+    for kernels in args.kernels:
+        options = DecodeOptions(16384, EPS, kernels="cuda")
+        step = (
+            Decoder(model.ops, model.layers, model.ends, model.pool, options).prompt
+            if kernels == "cuda"
+            else Composed(model)
+        )
+        for n in args.tokens:
+            try:
+                result[f"{kernels}, {n} tokens"] = found = measure(model, step, n, args.runs)
+                print(kernels, n, {k: v for k, v in found.items() if k != "kernels_ms"})
+                print(json.dumps(found["kernels_ms"], indent=1), flush=True)
+            except Exception as error:
+                result[f"{kernels}, {n} tokens"] = repr(error)[:500]
+                print(kernels, n, repr(error)[:500], flush=True)
+            if args.out:
+                args.out.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import moeflux
+from moeflux.backends.native.backend import NativeBackend
 from moeflux.backends.native.ops import NativeOps
 
 
 def on_machine(folder: Path, ops: NativeOps, kv: str = "bf16") -> moeflux.Engine:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeflux.runtime.engine.open_backend", lambda _: ops)
-        return moeflux.load(folder, kv=kv)
+        patch.setattr(NativeBackend, "ops", ops)
+        return moeflux.load(folder, backend="native", kv=kv)

@@ -13,7 +13,6 @@ from moeflux.backends.numpy.ops import NumpyOps
 from moeflux.backends.ops import Span
 from moeflux.core.errors import InputError
 from moeflux.models.spec import Router
-from moeflux.runtime.forward import layer_forward
 from moeflux.runtime.sequence import Sequence
 
 FAMILIES = [
@@ -64,7 +63,7 @@ def test_integer_activations_layer_by_layer(reference, isa):
         routing = None
         if (index, "router_ids") in trace:
             routing = (trace[index, "router_ids"], trace[index, "router_weights"])
-        ours = layer_forward(model, index, x.copy(), [span], routing=routing) - x
+        ours = model.runner.layer(index, x.copy(), [span], routing=routing) - x
         expected = trace[index, "output"] - x
         error = np.sqrt(np.mean((ours - expected) ** 2) / np.mean(expected**2))
         assert error <= INT8_TOLERANCE, f"layer {index}: {error:.3f}"

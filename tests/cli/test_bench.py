@@ -114,8 +114,9 @@ def test_ops(monkeypatch):
     monkeypatch.setattr(bench_ops, "POOL_BYTES", 2**25)
     monkeypatch.setattr(bench_ops, "MATRICES", {"small": (64, 128)})
     monkeypatch.setattr("moeflux.bench.limits.Limits.__init__.__defaults__", (2**22,))
-    rows = [row.as_dict() for row in bench_ops.bench_ops(1, repeats=2)]
-    assert [row["name"] for row in rows] == ["small", "8 experts"]
+    rows = [row.as_dict() for row in bench_ops.bench_ops(1, ("avx2", "generic"), (1, 3), repeats=2)]
+    assert [row["name"] for row in rows] == ["small"] * 4 + ["8 experts"] * 4
+    assert [(row["tokens"], row["isa"]) for row in rows[:4]] == [(1, "avx2"), (1, "generic"), (3, "avx2"), (3, "generic")]
     assert all(row["gb_s"][0] > 0 and row["share_of_read"][0] > 0 for row in rows)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from moeflux.cli import progress
 from moeflux.cli.talk import opened
-from moeflux.runtime.inspect import inspect_model
+from moeflux.plan.inspect import inspect_model
 from moeflux.runtime.prefill import PrefillProgress
 from moeflux.session.demo import demo_model
 

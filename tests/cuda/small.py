@@ -122,3 +122,8 @@ class SmallModel:
             chosen = sorted(set(self.ops.to_numpy(ids).reshape(-1).tolist()))
             x = self.ops.run_ffn(layer, x, h, ids, weights, [(dict(enumerate(experts)), chosen)], None)
         return self.ops.head(x, self.ends.final_norm, self.ends.head, self.eps)
+
+
+def copied(state):
+    """A state's content by name, in host memory."""
+    return {part.name: np.concatenate([np.array(piece) for piece in part.parts]) for part in state.copy_out() if part.parts}

@@ -9,10 +9,8 @@ import moeflux
 from conftest import DATA
 from moeflux import Segment, Trace, load
 from moeflux.backends.cuda.device import open_device
-from moeflux.backends.cuda.memory import copy_in, copy_out
 from moeflux.backends.cuda.ops import CudaOps
 from moeflux.backends.ops import Span
-from moeflux.runtime.forward import layer_forward
 from moeflux.runtime.sequence import Sequence
 
 FAMILIES = [
@@ -31,7 +29,7 @@ TOLERANCE = 2e-4  # part of a layer's own contribution, in the root mean square:
 
 def opened(name, kv="f32"):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeflux.backends.cuda.ops.CudaOps", lambda device: CudaOps(device, poison=True))
+        patch.setattr("moeflux.backends.cuda.backend.CudaOps", lambda device: CudaOps(device, poison=True))
         return load(DATA / "mlx" / name, backend="cuda", kv=kv)
 
 
@@ -48,7 +46,7 @@ def test_each_layer_is_close_to_numpy(name):
         routing = None
         if (index, "router_ids") in trace:
             routing = (trace[index, "router_ids"], trace[index, "router_weights"])
-        ours = model.ops.to_numpy(layer_forward(model, index, model.ops._tensor(x), [span], routing=routing)) - x
+        ours = model.ops.to_numpy(model.runner.layer(index, model.ops._tensor(x), [span], routing=routing)) - x
         expected = trace[index, "output"] - x
         error = np.sqrt(np.mean((ours - expected) ** 2) / np.mean(expected**2))
         assert error <= TOLERANCE, f"layer {index}: {error:.1e}"
@@ -74,7 +72,16 @@ def test_states_copy_out_and_in():
     engine.forward(Segment(sequence, IDS[:2]))
     twin = engine.sequence()
     for mine, theirs in zip(twin.states, sequence.states, strict=True):
-        copy_in(mine, copy_out(theirs))
+        out = {part.name: b"".join(np.asarray(piece).tobytes() for piece in part.parts) for part in theirs.copy_out()}
+
+        def read_into(name, arrays, out=out):
+            at = 0
+            for array in arrays:
+                array.reshape(-1).view(np.uint8)[:] = np.frombuffer(out[name], np.uint8)[at : at + array.nbytes]
+                at += array.nbytes
+            assert at == len(out[name])
+
+        mine.copy_in(len(sequence), read_into)
     twin.tokens = list(sequence.tokens)
     kept = sequence.snapshot()
     (expected,) = engine.forward(Segment(sequence, IDS[2:3]))

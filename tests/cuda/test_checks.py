@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import moeflux
 from moeflux.backends.cuda.device import open_device
 from moeflux.backends.cuda.ops import CudaOps
-from moeflux.core.errors import NumericError, OptionError
+from moeflux.core.errors import NumericError
 from moeflux.models.spec import Router
 
 ROUTER = Router("softmax", 8, 2, True)
@@ -48,12 +47,3 @@ def test_an_input_that_was_changed_is_quantised_anew():
     first = ops.linear(x, weight).clone()
     x *= 2
     np.testing.assert_allclose(ops.to_numpy(ops.linear(x, weight)), 2 * ops.to_numpy(first), rtol=1e-5)
-
-
-def test_states_on_a_device_are_not_written_to_files_yet(mlx, tmp_path):
-    with (
-        moeflux.load(mlx("qwen3_moe-4bit-f32"), backend="cuda", context=64) as engine,
-        pytest.raises(OptionError, match="states of the cuda backend"),
-    ):
-        engine.save(engine.sequence(), tmp_path / "state")
-    assert list(tmp_path.iterdir()) == []

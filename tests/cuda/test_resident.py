@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from cuda.tiny import write_tiny
 from moeflux import Segment, load
 from moeflux.backends.cuda.phases import DecodeOptions
 from moeflux.backends.cuda.resident import fill_pool, open_decoder
-from moeflux.bench.shapes import published_config
-from moeflux.bench.synthetic import write_checkpoint
 from moeflux.core.errors import DeviceError
 
 ON_GPU = torch.cuda.is_available()
@@ -20,17 +19,7 @@ ON_GPU = torch.cuda.is_available()
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    config = published_config("qwen3.5-35b-a3b")
-    config["eos_token_id"] = [2]
-    config["text_config"] = config["text_config"] | {
-        "hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 64,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "num_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,
-        "full_attention_interval": 2,
-    }  # fmt: skip
-    folder = tmp_path_factory.mktemp("model") / "m"
-    write_checkpoint(config, folder)
+    folder = write_tiny(tmp_path_factory.mktemp("model") / "m")
     with load(folder, backend="cuda", context=64) as opened:
         yield opened
 

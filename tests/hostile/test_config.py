@@ -13,7 +13,7 @@ from hostile.broken import DATA, DEEPSEEK, FP8_BLOCK, HF_CONFIG, QWEN, QWEN35, Q
 from moeflux import ConfigError, UnsupportedModelError
 from moeflux.formats.quant_rules import read_quant_rules
 from moeflux.models.registry import FAMILIES, read_spec
-from moeflux.runtime.sizes import predict
+from moeflux.plan.sizes import predict
 
 CONFIGS: dict[str, dict[str, Any]] = {
     name: json.loads((DATA / case / "config.json").read_text())

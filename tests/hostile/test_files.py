@@ -31,7 +31,7 @@ from hostile.broken import (
 from moeflux import FormatError, MissingTensorError, MoefluxError, ReadError
 from moeflux.core.json_file import MAX_JSON_BYTES
 from moeflux.formats.safetensors import MAX_HEADER_BYTES
-from moeflux.runtime.inspect import inspect_model
+from moeflux.plan.inspect import inspect_model
 
 Open = Callable[[Path], object]
 

@@ -41,7 +41,7 @@ from moeflux.formats.quant_rules import read_quant_rules
 from moeflux.formats.safetensors import read_header
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import Attention, Mla, ModelSpec
-from moeflux.runtime.sizes import predict
+from moeflux.plan.sizes import predict
 
 SLOW = settings(deadline=2000, max_examples=100)
 NAMES = TensorNames(prefixes=(), skipped=(), experts="model.layers.{layer}.mlp")

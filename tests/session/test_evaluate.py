@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux.runtime import text_size
+from moeflux.plan import text_size
 from moeflux.session.evaluate import evaluate
 from session.models import CHECKPOINT, chat_model
 

@@ -15,7 +15,7 @@ RUN = """
 import json, sys
 import moeflux
 from moeflux import Segment
-from moeflux.runtime.memory import used_now
+from moeflux.plan.memory import used_now
 with moeflux.load(sys.argv[1], threads=1, context=1024) as engine:
     sequence = engine.sequence()
     engine.forward(Segment(sequence, list(range(300)), "none"))

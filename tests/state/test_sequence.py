@@ -156,7 +156,7 @@ def test_a_failed_run_can_be_undone(name, monkeypatch):
     sequence.checkpoint()
     with monkeypatch.context() as patch:
         patch.setattr(engine.model.experts, "acquire", _fail)
-        patch.setattr(engine.model.experts, "stream", None)
+        patch.setattr(engine.model.runner, "stream", None)
         with pytest.raises(OSError, match="gone"):
             advance(name, sequence, text(3, 1, 10))
     with pytest.raises(StateError, match="failed midway"):

@@ -18,7 +18,7 @@ RUN = """
 import json, sys
 import moeflux
 from moeflux import Segment
-from moeflux.runtime.memory import used_at_most, used_now
+from moeflux.plan.memory import used_at_most, used_now
 start = used_now()
 folder, ram, context, prompt = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 with moeflux.load(folder, ram=ram, context=context, threads=2) as engine:

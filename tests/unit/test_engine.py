@@ -26,7 +26,6 @@ REFUSED = [
     {"ram": "banana"},
     {"ram": -1},
     {"ram": 1.5},
-    {"vram": "1GiB"},
     {"context": 0},
     {"context": 2.5},
     {"threads": 2, "backend": "numpy"},
@@ -169,7 +168,7 @@ def test_a_failed_run_breaks_only_its_sequences(engine, monkeypatch):
     engine.forward(Segment(hurt, [1]), Segment(other, [1]))
     with monkeypatch.context() as patch:
         patch.setattr(engine.model.experts, "acquire", _fail)
-        patch.setattr(engine.model.experts, "stream", None)
+        patch.setattr(engine.model.runner, "stream", None)
         with pytest.raises(OSError, match="the drive is gone"):
             engine.forward(Segment(hurt, [2]))
     with pytest.raises(moeflux.StateError, match="the drive is gone"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflux.runtime.forecast import LOCALITY, Rates, local_hit_rate, make_forecast
+from moeflux.plan.forecast import LOCALITY, Rates, local_hit_rate, make_forecast
 from unit.test_plan import model
 
 GB = 10**9

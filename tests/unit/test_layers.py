@@ -14,20 +14,22 @@ FLOORS = {
     "core": 0,
     "formats": 1, "models": 1, "text": 1, "sampling": 1,
     "backends": 2, "store": 2, "convert": 2,
-    "runtime": 3,
-    "session": 4,
-    "serve": 5, "bench": 5, "api": 5,
-    "cli": 6,
+    "plan": 3,
+    "runtime": 4,
+    "session": 5,
+    "serve": 6, "bench": 6, "api": 6,
+    "cli": 7,
 }  # fmt: skip
 
 OWNERS = {
-    "numpy": {"formats", "backends", "store", "convert", "runtime", "session", "sampling", "bench"},
+    "numpy": {"formats", "backends", "store", "convert", "plan", "runtime", "session", "sampling", "bench"},
     "tokenizers": {"text"},
     "jinja2": {"text"},
     "typer": {"cli"},
     "rich": {"cli"},
     "torch": {"backends/cuda"},
     "triton": {"backends/cuda"},
+    "cuda": {"backends/cuda"},
     "llguidance": {"sampling"},
     "gguf": {"formats"},
     "huggingface_hub": {"convert"},
@@ -87,6 +89,14 @@ def test_third_parties_have_owners():
             if not inside.startswith(tuple(OWNERS[top])):
                 broken.append(f"{inside} imports {name}")
     assert broken == []
+
+
+def test_planning_names_no_backend():
+    """It asks the one that it is given what things cost."""
+    named = ("moeflux.backends.native", "moeflux.backends.numpy", "moeflux.backends.cuda")
+    found = [f"{path.name} imports {name}" for path in modules() if room(path) == "plan" for name in imports(path)
+             if name.startswith(named)]  # fmt: skip
+    assert found == []
 
 
 def test_every_room_has_a_floor():

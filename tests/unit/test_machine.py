@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
-from moeflux.runtime import doctor, machine
-from moeflux.runtime.doctor import DriveSpeed
-from moeflux.runtime.machine import MemoryFacts, Place, Processor
+from moeflux.plan import doctor, machine
+from moeflux.plan.doctor import DriveSpeed
+from moeflux.plan.machine import Gpu, MemoryFacts, Place, Processor
 
 
 def test_this_machine():
@@ -43,8 +43,10 @@ class TestGpus:
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def test_from_the_program(self, tmp_path, monkeypatch):
-        self.program(tmp_path, monkeypatch, "echo 'Card, the first, 24576'; echo 'Other, [N/A]'")
-        assert [(gpu.name, gpu.memory) for gpu in machine.find_gpus()] == [("Card, the first", 24 * 2**30), ("Other", None)]
+        said = "echo 'Card, the first, 24576, 20480, 570.86.15, 9.0'; echo 'Other, [N/A], [N/A], [N/A], [N/A]'"
+        self.program(tmp_path, monkeypatch, said)
+        gib = 2**30
+        assert machine.find_gpus() == (Gpu("Card, the first", 24 * gib, 20 * gib, "570.86.15", "9.0"), Gpu("Other"))
 
     def test_a_program_that_fails(self, tmp_path, monkeypatch):
         self.program(tmp_path, monkeypatch, "echo no driver >&2; exit 9")
@@ -81,3 +83,16 @@ def test_advice():
     advice = " ".join(doctor._faster(*bad))
     for word in ("VNNI", "2 of 8", "transparent_hugepage", "1 GB of 100 GB", "nfs4", "500 MB/s"):
         assert word in advice
+
+
+def test_why_a_gpu_is_not_used(monkeypatch):
+    monkeypatch.setattr(doctor, "missing_packages", lambda: ["torch"])
+    assert "torch" in doctor.gpu_unusable(Gpu("Card"))
+    monkeypatch.setattr(doctor, "missing_packages", list)
+    assert doctor.gpu_unusable(Gpu("Card", capability="9.0")) is None
+    assert doctor.gpu_unusable(Gpu("Card")) is None
+    assert "7.5" in doctor.gpu_unusable(Gpu("Card", capability="7.5"))
+    processor = Processor("p", 8, 8, "avx2")
+    assert any("Card where" in line for line in doctor._uses(processor, (Gpu("Card", capability="9.0"),), 10**9))
+    assert any("no GPU: Card has" in line for line in doctor._uses(processor, (Gpu("Card", capability="7.5"),), 10**9))
+    assert not any("GPU" in line for line in doctor._uses(processor, (), 10**9))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeflux.runtime.memory import LEAST_MARGIN, default_budget, free_memory, used_at_most, used_now
+from moeflux.plan.memory import LEAST_MARGIN, default_budget, free_memory, used_at_most, used_now
 
 GIB = 2**30
 

@@ -5,26 +5,29 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflux import BudgetError
+from moeflux.backends.registry import open_backend
 from moeflux.bench.shapes import SHAPES, published_config
+from moeflux.core.config import EngineConfig
 from moeflux.core.units import parse_bytes
 from moeflux.formats.quant_rules import read_quant_rules
 from moeflux.models.registry import read_spec
-from moeflux.runtime.advice import suggest
-from moeflux.runtime.forecast import Rates
-from moeflux.runtime.needs import CHUNKS, ROUNDING, RUNNING_BYTES, Resources
-from moeflux.runtime.plan import make_plan
-from moeflux.runtime.sizes import predict
-from moeflux.runtime.text_size import TextNeeds
+from moeflux.plan.advice import suggest
+from moeflux.plan.forecast import Rates
+from moeflux.plan.needs import CHUNKS, ROUNDING, RUNNING_BYTES, Resources
+from moeflux.plan.plan import make_plan
+from moeflux.plan.sizes import predict
+from moeflux.plan.text_size import TextNeeds
 
 GB = 10**9
 RATES = Rates(drive=3 * GB, memory=20 * GB, macs=300 * GB)
-GIVEN = Resources(budget=16 * GB, base=50_000_000, threads=8, rates=RATES)
+GIVEN = Resources(budget=16 * GB, base=50_000_000, backend=open_backend(EngineConfig(Path(), "native", 8)), rates=RATES)
 
 
 @cache
@@ -208,7 +211,8 @@ def test_a_context_beyond_the_models_is_noted():
 
 
 def test_the_numpy_backend_decodes_its_trunk():
-    assert plan("qwen3-30b-a3b", backend="numpy").memory.trunk > 5 * plan("qwen3-30b-a3b").memory.trunk
+    decoded = plan("qwen3-30b-a3b", backend=open_backend(EngineConfig(Path(), "numpy")))
+    assert decoded.memory.trunk > 5 * plan("qwen3-30b-a3b").memory.trunk
 
 
 def test_suggestions_are_faster_and_can_be_typed():

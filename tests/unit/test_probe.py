@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from moeflux import ReadError
+from moeflux.backends.registry import open_backend
 from moeflux.bench.synthetic import write_checkpoint
+from moeflux.core.config import EngineConfig
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.models.registry import read_spec
-from moeflux.runtime.drive import ExpertReads, Sample
-from moeflux.runtime.page_cache import cached_share, forget
-from moeflux.runtime.probe import DEPTHS, choose, probe_drive, probe_memory
+from moeflux.plan.drive import ExpertReads, Sample
+from moeflux.plan.page_cache import cached_share, forget
+from moeflux.plan.probe import DEPTHS, choose, probe_drive, probe_memory
 from unit.test_synthetic import QUANT, QWEN3
 
 CONFIG = QWEN3 | QUANT
@@ -204,7 +206,7 @@ def test_page_cache(tmp_path):
 
 
 def test_memory():
-    probe = probe_memory(1, 2**24)
+    probe = probe_memory(open_backend(EngineConfig(Path(), "native", 1)), 2**24)
     assert 1e8 < probe.bytes_s < 1e13
     assert probe.macs_s > 1e8
     assert probe.as_dict()["threads"] == 1

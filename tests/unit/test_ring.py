@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
+from moeflux.backends.ring import Ring
 from moeflux.core.errors import OptionError, RingFullError, StateError
-from moeflux.runtime.ring import Ring
 
 
 @pytest.fixture(params=[0, 1, 3])

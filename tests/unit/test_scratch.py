@@ -6,11 +6,11 @@ import pytest
 
 import moeflux
 from moeflux import Segment
+from moeflux.backends.native.scratch import machine_bytes, scratch_bytes
 from moeflux.bench.synthetic import write_checkpoint
+from moeflux.plan.inspect import inspect_model
 from moeflux.runtime.batch import Batch
 from moeflux.runtime.forward import forward
-from moeflux.runtime.inspect import inspect_model
-from moeflux.runtime.scratch import machine_bytes, scratch_bytes
 from unit.test_synthetic import DEEPSEEK, NEXT, QUANT, QWEN, QWEN3
 
 DENSE = DEEPSEEK | {"intermediate_size": 4096}  # its first layer is a dense one, which then needs most

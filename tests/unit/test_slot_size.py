@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moeflux.backends.native.arena import BLOCK_BYTES, HUGE_PAGE, Arena, arena_bytes
 from moeflux.backends.native.ops import NativeOps
 from moeflux.formats.quant import Matrix, Plain
-from moeflux.runtime.slot_size import pool_bytes, reader_bytes, slots_within
+from moeflux.plan.slot_size import pool_bytes, reader_bytes, slots_within
 from moeflux.store.store import slot_bytes_of
 
 CODES, SCALES = 768 * 2048 // 2, 768 * 32 * 2  # a 4-bit projection of Qwen3-30B-A3B: 786,432 and 49,152 bytes

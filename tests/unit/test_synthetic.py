@@ -7,7 +7,7 @@ import pytest
 
 import moeflux
 from moeflux.bench.synthetic import write_checkpoint
-from moeflux.runtime.inspect import inspect_model
+from moeflux.plan.inspect import inspect_model
 
 QUANT = {"quantization": {"group_size": 64, "bits": 4}}
 QWEN = {

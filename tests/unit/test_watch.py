@@ -96,7 +96,7 @@ def test_a_router_is_asked_before_its_mixer(tmp_path):
     write_checkpoint(WIDE, folder)
     silence_mixers(folder)
     with Engine(EngineConfig(folder, threads=1, slots=96)) as engine:
-        sequence, stream = engine.sequence(), engine.model.experts.stream
+        sequence, stream = engine.sequence(), engine.model.runner.stream
         for token in TokenStream("uniform", 4096).take(20):
             engine.forward(Segment(sequence, [token]))
         n_layers = len(engine.spec.moe_layers())

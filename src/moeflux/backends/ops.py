@@ -19,7 +19,7 @@ from typing import Any
 from moeflux.backends.account import StateAccount
 from moeflux.backends.rope import mla_scale
 from moeflux.backends.state import Array, DeltaState, KvState, LatentState, LayerState, Rows, Storage
-from moeflux.core.config import Hints, Kv
+from moeflux.core.config import Kv
 from moeflux.formats.quant import Matrix
 from moeflux.models.spec import Attention, DeltaNet, Layer, Mixer, Mla, Moe, Rope, Router
 
@@ -63,7 +63,6 @@ class Span:
 
 class Ops(ABC):
     name: str
-    keeps_states_in_host_memory = True  # so that they can be written to files as they are
 
     @property
     @abstractmethod
@@ -138,6 +137,10 @@ class Ops(ABC):
     def l2_norm(self, x: Array) -> Array:
         """x / sqrt(sum x^2 + 1e-6) over the last axis."""
 
+    def gated_norm(self, x: Array, weight: Handle, z: Array, eps: float) -> Array:
+        """The norm of each head times the gate."""
+        return self.rms_norm(x, weight, eps) * self.silu(z)
+
     @abstractmethod
     def silu(self, x: Array) -> Array: ...
 
@@ -196,27 +199,6 @@ class Ops(ABC):
                     record(name, rows)
         return x, h, ids, weights
 
-    def open_stream(self, store: Handle, hints: Hints, k: int) -> Handle | None:
-        """The backend's own way to the experts of a native store; None where it runs layer by layer.
-
-        `k`: experts that a token chooses, so that many hints for a layer at most.
-        """
-        return None
-
-    def run_layers(
-        self,
-        layers: Sequence[LayerWeights],
-        x: Array,
-        spans: Callable[[int], Sequence[Span]],
-        stream: Handle,
-        cancel: Handle | None = None,
-    ) -> Array | None:
-        """All layers at once with experts from the stream; None where some layer has to be run block by block.
-
-        `cancel`: the backend's own side of a flag that ends the run with CancelledError.
-        """
-        return None
-
     def run_ffn(
         self,
         w: LayerWeights,
@@ -230,7 +212,10 @@ class Ops(ABC):
         """x + experts(h) + shared expert(h), or x + mlp(h). May work in place."""
         if ids is None:
             return x + self.mlp(h, w.ffn)
-        y = self.experts(h, ids, weights, arrivals)
+        return self.add_experts(w, x, h, self.experts(h, ids, weights, arrivals), record)
+
+    def add_experts(self, w: LayerWeights, x: Array, h: Array, y: Array, record: Record | None) -> Array:
+        """x + y + shared expert(h), with y the routed experts' sum."""
         shared = self.shared_expert(h, w.ffn) if "shared_gate_proj" in w.ffn else None
         if record:
             record("experts", y)
@@ -319,7 +304,7 @@ class Ops(ABC):
             q, k = self.l2_norm(q) * spec.key_dim**-0.5, self.l2_norm(k)
             return self.delta_rule(q, k, v, decay[rows], beta[rows], span.state)
 
-        mixed = self.rms_norm(self._each(spans, recur), w["norm"], eps) * self.silu(z)
+        mixed = self.gated_norm(self._each(spans, recur), w["norm"], z, eps)
         return self.linear(mixed.reshape(n, -1), w["out_proj"])
 
     def _delta_inputs(self, x: Array, w: Weights, spec: DeltaNet) -> tuple[Array, Array, Array, Array]:

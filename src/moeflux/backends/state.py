@@ -9,13 +9,18 @@ from the account of the engine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from moeflux.backends.account import Charge, StateAccount
 
 Array = Any
+HostArray = npt.NDArray[np.generic]
 
 BLOCK = 256  # positions in a block, as in native/types.h
 
@@ -42,6 +47,44 @@ class Storage(Protocol):
         """Where native code finds it."""
 
     def table(self, addresses: list[int]) -> Array: ...
+
+    def host(self, kept: Array) -> HostArray:
+        """Kept rows as the bytes of a file have them: the memory itself where the host can reach it, else a copy."""
+
+    def take(self, kept: Array, host: HostArray) -> None:
+        """What was put into an array that `host` gave becomes the kept rows."""
+
+
+class HostParts(Sequence[HostArray]):
+    """Kept rows as host arrays, each copied when it is looked at: a state on a device is never in host memory whole."""
+
+    def __init__(self, parts: list[Array], host: Callable[[Array], HostArray]) -> None:
+        self._parts, self._host = parts, host
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @overload
+    def __getitem__(self, i: int) -> HostArray: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> HostParts: ...
+
+    def __getitem__(self, i: int | slice) -> HostArray | HostParts:
+        return HostParts(self._parts[i], self._host) if isinstance(i, slice) else self._host(self._parts[i])
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """A named piece of a state as a file has it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    parts: Sequence[HostArray]
+
+
+ReadInto = Callable[[str, Sequence[HostArray]], None]  # the name of a piece, and arrays to be filled with it
 
 
 class Block:
@@ -174,6 +217,39 @@ class LayerState(ABC):
     @abstractmethod
     def fork(self) -> LayerState:
         """A state that goes on from here by itself: rows are shared, arrays copied."""
+
+    # To host bytes and back, whatever memory it lives in.
+
+    def host_array(self, array: Array) -> HostArray:
+        """One of its arrays for the host: the memory itself, or a copy where it lives on a device."""
+        found: HostArray = array
+        return found
+
+    def take_array(self, array: Array, host: HostArray) -> None:
+        """What was put into an array that `host_array` gave, or any other of its shape, becomes the state's."""
+        if host is not array:
+            array[...] = host
+
+    def copy_out(self) -> Iterator[StatePart]:
+        for name, rows in self.rows.items():
+            shape = (len(rows), *rows.row_shape)
+            yield StatePart(name, rows.storage.dtype, shape, HostParts(rows.parts(), rows.storage.host))
+        for name, array in self.arrays.items():
+            yield StatePart(name, "F32", tuple(array.shape), HostParts([array], self.host_array))
+
+    def copy_in(self, n_tokens: int, read_into: ReadInto) -> None:
+        """Fill an empty state with what `copy_out` gave of so many tokens."""
+        for name, rows in self.rows.items():
+            rows.extend(n_tokens)
+            kept = rows.parts()
+            hosts = [rows.storage.host(part) for part in kept]
+            read_into(name, hosts)
+            for part, host in zip(kept, hosts, strict=True):
+                rows.storage.take(part, host)
+        for name, array in self.arrays.items():
+            host = self.host_array(array)
+            read_into(name, [host])
+            self.take_array(array, host)
 
     @property
     def nbytes(self) -> int:

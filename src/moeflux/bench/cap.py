@@ -14,8 +14,8 @@ from typing import Self
 
 from moeflux.core.errors import OptionError
 from moeflux.core.units import format_bytes
-from moeflux.runtime.memory import CGROUPS, PROC
-from moeflux.runtime.page_cache import cached_share, forget
+from moeflux.plan.memory import CGROUPS, PROC
+from moeflux.plan.page_cache import cached_share, forget
 
 USUAL_READ_AHEAD = 128  # KiB, Linux's own; with more, a page fault of a mapped model reads what nobody needs
 COLD_SHARE = 0.02

@@ -13,7 +13,7 @@ from typing import Any
 from moeflux.bench.limits import Samples
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
-from moeflux.runtime.drive import ExpertReads, Sample
+from moeflux.plan.drive import ExpertReads, Sample
 
 DEPTHS = (1, 2, 4, 8, 16)
 Progress = Callable[[int, int], None]

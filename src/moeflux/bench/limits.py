@@ -12,9 +12,9 @@ from statistics import median
 
 from moeflux.backends.native.ops import NativeOps
 from moeflux.formats.checkpoint import Checkpoint
-from moeflux.runtime.drive import ExpertReads
+from moeflux.plan.drive import ExpertReads
+from moeflux.plan.page_cache import forget
 from moeflux.runtime.engine import Engine
-from moeflux.runtime.page_cache import forget
 
 BUFFER_BYTES = 2**30
 DRIVE_SECONDS = 0.5  # of each look at the drive

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ EXPERT_WIDTH, HIDDEN, N_CHOSEN = 512, 2048, 8
 
 @dataclass(frozen=True)
 class OpRow:
+    isa: str
     name: str
     shape: str
     threads: int
@@ -37,6 +39,7 @@ class OpRow:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "isa": self.isa,
             "name": self.name,
             "shape": self.shape,
             "threads": self.threads,
@@ -50,26 +53,30 @@ class OpRow:
         }
 
 
-def bench_ops(threads: int, isa: str = "auto", tokens: int = 1, repeats: int = 7) -> Iterator[OpRow]:
-    """One row for each case, as it is done."""
-    ops = NativeOps(threads, isa)
+def bench_ops(
+    threads: int, isas: Sequence[str] = ("auto",), tokens: Sequence[int] = (1,), repeats: int = 7
+) -> Iterator[OpRow]:
+    """One row for each case, as it is done: the same case on all instruction sets, then the next."""
+    machines = [NativeOps(threads, isa) for isa in isas]
     for name, (rows, cols) in MATRICES.items():
         n = max(1, POOL_BYTES // nbytes(CODEC, (rows, cols)))
-        weights = [ops.load_matrix(_random_matrix(rows, cols, seed)) for seed in range(min(n, 96))]
-        x = np.random.default_rng(0).normal(size=(tokens, cols)).astype(np.float32)
-        run = _linear_runner(ops, x, weights)
-        yield _measure(
-            ops, name, f"{rows}x{cols}", tokens, nbytes(CODEC, (rows, cols)), rows * cols, len(weights), run, repeats
-        )
-        del weights, run
-    yield _bench_experts(ops, tokens, repeats)
+        matrices = [_random_matrix(rows, cols, seed) for seed in range(min(n, 96))]
+        for n_tokens, ops in product(tokens, machines):
+            yield _bench_linear(ops, name, matrices, n_tokens, repeats)
+    for n_tokens, ops in product(tokens, machines):
+        yield _bench_experts(ops, n_tokens, repeats)
 
 
-def _linear_runner(ops: NativeOps, x: Any, weights: list[Any]) -> Callable[[int], None]:
+def _bench_linear(ops: NativeOps, name: str, matrices: list[Matrix], tokens: int, repeats: int) -> OpRow:
+    rows, cols = matrices[0].shape
+    weights = [ops.load_matrix(matrix) for matrix in matrices]
+    x = np.random.default_rng(0).normal(size=(tokens, cols)).astype(np.float32)
+
     def run(i: int) -> None:
         ops.linear(x, weights[i])
 
-    return run
+    n_bytes = nbytes(CODEC, (rows, cols))
+    return _measure(ops, name, f"{rows}x{cols}", tokens, n_bytes, rows * cols, len(weights), run, repeats)
 
 
 def _bench_experts(ops: NativeOps, tokens: int, repeats: int) -> OpRow:
@@ -113,6 +120,7 @@ def _measure(
         if repeat:  # the first pass warms up
             seconds.append((ops.native_seconds - before) / calls)
     return OpRow(
+        ops.isa,
         name,
         shape,
         ops.threads,

@@ -9,18 +9,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from moeflux.backends.registry import open_backend
 from moeflux.core.config import EngineConfig
 from moeflux.core.errors import BudgetError, OptionError
+from moeflux.core.pages import PAGE
 from moeflux.core.units import format_at_least, format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import ModelSpec
-from moeflux.runtime.memory import default_budget, free_memory, used_at_most, used_now
-from moeflux.runtime.needs import DEFAULT_CONTEXT, ROUNDING, Needs, Resources
-from moeflux.runtime.plan import make_plan
-from moeflux.runtime.probe import DEPTHS
-from moeflux.runtime.sizes import Sizes, measure
-from moeflux.runtime.slot_size import PAGE
+from moeflux.plan.memory import default_budget, free_memory, used_at_most, used_now
+from moeflux.plan.needs import DEFAULT_CONTEXT, ROUNDING, Needs, Resources
+from moeflux.plan.plan import make_plan
+from moeflux.plan.probe import DEPTHS
+from moeflux.plan.sizes import Sizes, measure
 
 MIB = 2**20
 SPARE = 128 * MIB
@@ -93,7 +94,7 @@ def _needs(config: EngineConfig, spec: ModelSpec, sizes: Sizes, used: int) -> Ne
     resources = Resources(
         budget=0,
         base=used,
-        threads=config.n_threads,
+        backend=open_backend(config),
         context=config.context or min(DEFAULT_CONTEXT, spec.context),
         n_readers=max(DEPTHS),
         kv=config.kv,

@@ -13,9 +13,9 @@ from moeflux.bench.room import BUFFER_BYTES, MemoryUse, Room, memory_use
 from moeflux.bench.routing import TokenStream
 from moeflux.bench.streaming import Ceilings, Streaming, Work
 from moeflux.bench.watch import Lap, Watch
+from moeflux.plan.inspect import inspect_model
 from moeflux.runtime.batch import Segment
 from moeflux.runtime.engine import Engine
-from moeflux.runtime.inspect import inspect_model
 from moeflux.runtime.sequence import Sequence
 from moeflux.store.trace import TraceRecorder
 
@@ -218,7 +218,7 @@ class _Bench:
     def _streaming(self, laps: list[Lap], first: Lap, work: Work) -> Streaming | None:
         if self.drive is None or self.at_once is None:
             return None
-        plan, config, stream = self.engine.plan, self.engine.config, self.engine.model.experts.stream
+        plan, config, stream = self.engine.plan, self.engine.config, self.engine.model.runner.stream
         setting = {
             "n_slots": plan.n_slots,
             "n_experts": plan.n_experts,

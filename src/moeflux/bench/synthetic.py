@@ -31,7 +31,7 @@ from moeflux.formats.quant import Affine, BlockFp8, Codec, Component, Shape
 from moeflux.formats.quant_rules import QuantRules, read_quant_rules
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import ModelSpec, Weight
-from moeflux.runtime.codecs import planned_codec, planned_experts
+from moeflux.plan.codecs import planned_codec, planned_experts
 
 SHARD_BYTES = 4 * 2**30
 POOL_BYTES = 16 * 2**20

@@ -103,9 +103,8 @@ class Watch:
         self._last = chosen[-1]
 
     def _counters(self) -> tuple[StoreStats, tuple[int, int, int]]:
-        experts = self.engine.model.experts
-        stream = experts.stream
-        return experts.store.stats(), (stream.guessed, stream.asked, stream.foreseen) if stream else (0, 0, 0)
+        stream = self.engine.model.runner.stream
+        return self.engine.stats(), (stream.guessed, stream.asked, stream.foreseen) if stream else (0, 0, 0)
 
     def _reset(self) -> None:
         self._tokens = self._forwards = 0

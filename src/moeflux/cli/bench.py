@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from moeflux.backends.native.ops import available_isas
 from moeflux.bench.io import bench_io
 from moeflux.bench.ops import bench_ops
 from moeflux.cli.bench_batch import batch
@@ -17,7 +18,7 @@ from moeflux.cli.bench_prefix import prefix
 from moeflux.cli.bench_replay import replay
 from moeflux.cli.bench_serve import serve
 from moeflux.cli.bench_speed import decode, prefill
-from moeflux.cli.options import Isa, Model, Repeats, Threads
+from moeflux.cli.options import Model, Repeats, Threads, numbers
 from moeflux.cli.tables import pair, print_table
 from moeflux.cli.terminal import note
 from moeflux.core.config import EngineConfig
@@ -29,20 +30,25 @@ app = typer.Typer(help="Measure speed, beside the machine's limits measured in t
 @app.command()
 def ops(
     threads: Threads = None,
-    isa: Isa = "auto",
-    tokens: Annotated[int, typer.Option(min=1, max=65536, help="Per call.")] = 1,
+    isa: Annotated[
+        str, typer.Option(help="auto, avx512_vnni, avx_vnni, avx2 or generic; all: every one of this machine.")
+    ] = "auto",
+    tokens: Annotated[list[str] | None, typer.Option(help="Per call, such as 1,16,512; may be given again.")] = None,
     repeats: Repeats = 7,
 ) -> None:
     """Kernels at the shapes of Qwen3.5-35B-A3B, weights streamed from memory."""
-    n = EngineConfig(Path(), threads=threads, isa=isa).n_threads
-    rows = [row.as_dict() for row in bench_ops(n, isa, tokens, repeats)]
+    isas = available_isas() if isa == "all" else (isa,)
+    n = EngineConfig(Path(), threads=threads, isa=isas[0]).n_threads
+    counts = numbers(tokens or ["1"], "option 'tokens'", "number of tokens", most=65536)
+    rows = [row.as_dict() for row in bench_ops(n, isas, counts, repeats)]
     table = [
-        (r["name"], r["shape"], pair(r["gb_s"], ".1f"), pair(r["read_gb_s"], ".1f"), pair(r["share_of_read"], ".0%"),
+        (r["name"], r["shape"], str(r["tokens"]), r["isa"], pair(r["gb_s"], ".1f"), pair(r["read_gb_s"], ".1f"),
+         pair(r["share_of_read"], ".0%"),
          pair(r["gmac_s"], ".0f"), pair(r["share_of_multiply"], ".0%"))
         for r in rows
     ]  # fmt: skip
-    note(f"{n} threads, {tokens} token{'s' if tokens > 1 else ''} per call; best / median of {repeats}")
-    print_table(("kernel", "shape", "GB/s", "read GB/s", "of read", "GMAC/s", "of int8 rate"), table)
+    note(f"{n} threads; best / median of {repeats}")
+    print_table(("kernel", "shape", "tokens", "isa", "GB/s", "read GB/s", "of read", "GMAC/s", "of int8 rate"), table)
     print(json.dumps({"bench": "ops", "rows": rows}))
 
 

@@ -11,12 +11,11 @@ from moeflux.api import Engine
 from moeflux.bench.batch import SIZES, bench_batch
 from moeflux.bench.room import make_room
 from moeflux.cli.bench_speed import Routing, Share, Slots, check_routing
-from moeflux.cli.options import Model, Ram, Threads
+from moeflux.cli.options import Model, Ram, Threads, numbers
 from moeflux.cli.progress import byte_bar
 from moeflux.cli.tables import pair, print_table
 from moeflux.cli.terminal import note
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import OptionError
 from moeflux.core.units import format_bytes
 
 
@@ -34,7 +33,7 @@ def batch(
     repeats: Annotated[int, typer.Option(min=1, help="Measurements; best and median are shown.")] = 3,
 ) -> None:
     """Decode speed of several sequences at once, and what a token costs the drive."""
-    sizes = _sizes(size) if size else SIZES
+    sizes = numbers(size, "option 'size'", "number of sequences") if size else SIZES
     check_routing(routing)
     config = EngineConfig(model, threads=threads, ram=ram, slots=slots, context=context + tokens, sequences=max(sizes))
     room = make_room(config, share)
@@ -58,12 +57,3 @@ def batch(
     titles = ("sequences", "tokens per second", "times one", "ms per step", "experts per step", "hits", "read per token")
     print_table(titles, table)
     print(json.dumps({"bench": "batch", **about, "repeats": repeats, "rows": rows}))
-
-
-def _sizes(given: list[str]) -> tuple[int, ...]:
-    """Ascending, each once."""
-    names = [name.strip() for text in given for name in text.split(",")]
-    wrong = [name for name in names if not (name.isascii() and name.isdigit() and int(name) > 0)]
-    if wrong:
-        raise OptionError(f"{wrong[0]!r} is no number of sequences", where="option 'size'", hint="such as 1,4,16")
-    return tuple(sorted({int(name) for name in names}))

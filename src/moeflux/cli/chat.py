@@ -56,6 +56,7 @@ def chat(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     ram: o.Ram = None,
+    vram: o.Vram = None,
     context: o.Context = None,
     isa: o.Isa = "auto",
     slots: o.Slots = None,

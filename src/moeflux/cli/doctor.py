@@ -15,7 +15,8 @@ from moeflux.cli.tables import print_table
 from moeflux.core.errors import ReadError
 from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import has_weights
-from moeflux.runtime.doctor import Diagnosis, diagnose
+from moeflux.plan.doctor import Diagnosis, diagnose
+from moeflux.plan.machine import Gpu
 
 
 def doctor(
@@ -43,7 +44,7 @@ def _rows(d: Diagnosis) -> Iterator[tuple[str, str, str]]:
     yield "", f"{format_bytes(d.rates.bytes_s)}/s", f"read by {d.rates.threads} threads"
     yield "", f"{d.rates.macs_s / 1e9:,.0f} GMAC/s", "8-bit multiply-adds from registers"
     for gpu in d.gpus:
-        yield "GPU", gpu.name, format_bytes(gpu.memory) if gpu.memory else ""
+        yield "GPU", gpu.name, _about(gpu)
     if not d.gpus:
         yield "GPU", "none found", ""
     yield "drive", d.place.file_system, f"{format_bytes(d.place.free)} free at {d.place.folder}"
@@ -56,3 +57,10 @@ def _rows(d: Diagnosis) -> Iterator[tuple[str, str, str]]:
         yield "moeflux uses" if i == 0 else "", "", line
     for i, line in enumerate(d.faster or ("nothing that shows from here; `moeflux plan MODEL` says what a model needs",)):
         yield "faster with" if i == 0 else "", "", line
+
+
+def _about(gpu: Gpu) -> str:
+    free = f", {format_bytes(gpu.free)} free" if gpu.free is not None else ""
+    words = [f"{format_bytes(gpu.memory)}{free}"] if gpu.memory else []
+    words += [f"driver {gpu.driver}"] if gpu.driver else []
+    return ", ".join([*words, *([f"compute capability {gpu.capability}"] if gpu.capability else [])])

@@ -32,6 +32,7 @@ def eval_text(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     ram: o.Ram = None,
+    vram: o.Vram = None,
     context: o.Context = None,
     isa: o.Isa = "auto",
 ) -> None:

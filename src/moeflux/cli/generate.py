@@ -50,6 +50,7 @@ def generate(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     ram: o.Ram = None,
+    vram: o.Vram = None,
     context: o.Context = None,
     isa: o.Isa = "auto",
     slots: o.Slots = None,

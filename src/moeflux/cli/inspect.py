@@ -12,7 +12,7 @@ from moeflux.cli.options import ModelOrConfig
 from moeflux.cli.tables import print_table
 from moeflux.cli.terminal import note
 from moeflux.core.units import format_bytes, format_count
-from moeflux.runtime.inspect import Report, inspect_model
+from moeflux.plan.inspect import Report, inspect_model
 
 
 def inspect(
@@ -22,7 +22,7 @@ def inspect(
     """Show a model's family, shapes and bytes. Loads no weights; works from a bare config.json too."""
     report = inspect_model(model)
     if as_json:
-        print(json.dumps(asdict(report), indent=2))
+        print(json.dumps(asdict(report) | {"sizes": report.sizes.as_dict()}, indent=2))
         return
     note(*report.notes)
     _print(report)
@@ -46,5 +46,6 @@ def _print(report: Report) -> None:
         ("streamed per token", format_bytes(sizes.streamed_per_token), "at the model's K, with nothing cached"),
         ("state per token", format_bytes(sizes.state_per_token), "in bf16; twice that with kv=f32"),
         ("state per sequence", format_bytes(sizes.state_per_sequence), "f32, whatever the length"),
+        ("on a GPU", "as a graph" if report.gpu is None else "block by block", report.gpu or "a token is decoded in one go"),
     ]
     print_table(("", "", ""), rows)

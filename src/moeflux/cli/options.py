@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +27,15 @@ def path_of(text: str) -> Path:
     return Path(text)
 
 
+def numbers(given: Sequence[str], where: str, what: str, most: int = 2**31) -> tuple[int, ...]:
+    """Ascending, each once, from texts such as "1,4,16"."""
+    names = [name.strip() for text in given for name in text.split(",")]
+    wrong = [name for name in names if not (name.isascii() and name.isdigit() and 0 < int(name) <= most)]
+    if wrong:
+        raise OptionError(f"{wrong[0]!r} is no {what}", where=where, hint="such as 1,4,16")
+    return tuple(sorted({int(name) for name in names}))
+
+
 def _in(panel: str, *names: str, **settings: Any) -> Any:
     """An option under a heading of its own in --help."""
     return typer.Option(*names, rich_help_panel=panel, **settings)
@@ -36,9 +45,10 @@ _ENGINE, _SAMPLING, _OUTPUT = "Engine", "Sampling", "Output that must fit"
 _OWN = "default: the model's own"
 MOST = 2**31  # of anything that is counted
 
-Backend = Annotated[str, _in(_ENGINE, help="auto, native, numpy or cuda.")]
+Backend = Annotated[str, _in(_ENGINE, help="auto (a GPU that can be used, else native), native, numpy or cuda.")]
 Isa = Annotated[str, _in(_ENGINE, help="auto, avx512_vnni, avx_vnni, avx2 or generic.")]
 Ram = Annotated[str | None, _in(_ENGINE, help="Ceiling for the memory of the process, like 8GiB; default: what is free.")]
+Vram = Annotated[str | None, _in(_ENGINE, help="Memory of the GPU to use, like 20GiB; 0: no GPU; default: what is free.")]
 Context = Annotated[int | None, _in(_ENGINE, min=1, help="Longest sequence, in tokens; default: 8192, or the model's own.")]
 Slots = Annotated[
     int | None, _in(_ENGINE, min=1, max=MOST, help="Experts in memory at most; default: as many as the budget holds.")
@@ -71,7 +81,7 @@ SchemaFile = Annotated[Path | None, _in(_OUTPUT, "--schema", parser=path_of, hel
 Regex = Annotated[str | None, _in(_OUTPUT, help="this regular expression.")]
 GrammarFile = Annotated[Path | None, _in(_OUTPUT, "--grammar", parser=path_of, help="the Lark grammar in this file.")]
 
-_LOADING = ("backend", "threads", "ram", "context", "isa", "slots")
+_LOADING = ("backend", "threads", "ram", "vram", "context", "isa", "slots")
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
             "logprobs")  # fmt: skip
 

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from moeflux.cli.options import Context, ModelOrConfig, Ram, Threads, read_option
+from moeflux.cli.options import Backend, Context, ModelOrConfig, Ram, Threads, Vram, read_option
 from moeflux.cli.tables import print_table
 from moeflux.cli.terminal import note
 from moeflux.core.units import format_at_least, format_bytes, parse_bytes, parse_rate
-from moeflux.runtime.forecast import Case, FirstToken
-from moeflux.runtime.planning import PlanReport, Wanted, plan_model
+from moeflux.plan.forecast import Case, FirstToken
+from moeflux.plan.planning import PlanReport, Wanted, plan_model
 
 Row = tuple[str, str, str]
 
@@ -21,6 +21,8 @@ Row = tuple[str, str, str]
 def plan(
     model: ModelOrConfig,
     ram: Ram = None,
+    vram: Vram = None,
+    backend: Backend = "auto",
     context: Context = None,
     prompt: Annotated[int | None, typer.Option(min=1, max=2**24, help="Tokens before the first one is generated.")] = None,
     drive: Annotated[str | None, typer.Option(help="Read rate like 7GB/s, instead of measuring the drive.")] = None,
@@ -36,13 +38,15 @@ def plan(
         drive=read_option("drive", drive, parse_rate),
         memory=read_option("memory", memory, parse_rate),
         threads=threads,
+        backend=backend,
+        vram=read_option("vram", vram, parse_bytes),
     )
     report = plan_model(model, wanted)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
         return
     note(*report.notes, *report.plan.warnings)
-    rows = (_model(report), *_memory(report), *_experts(report), *_speed(report), *_faster(report))
+    rows = (_model(report), *_device(report), *_memory(report), *_experts(report), *_speed(report), *_faster(report))
     print_table(("", "", ""), rows)
 
 
@@ -50,6 +54,18 @@ def _model(report: PlanReport) -> Row:
     sizes = report.sizes
     experts = f"{sizes.n_experts:,} experts of {format_bytes(sizes.expert)}, {format_bytes(sizes.experts)} in all"
     return "model", report.model_type, f"{experts}; {sizes.expert_codec}"
+
+
+def _device(report: PlanReport) -> Iterator[Row]:
+    v = report.plan.vram
+    if v is None:
+        return
+    yield v.title, format_bytes(v.budget), f"{format_bytes(v.total)} of it planned"
+    yield "  trunk", format_bytes(v.trunk), "with projections joined for the decode step"
+    yield "  states", format_bytes(v.states), f"one sequence of {report.plan.context:,} tokens, and what it can go back to"
+    yield "  scratch", format_bytes(v.scratch), f"prompts in chunks of {v.chunk_tokens:,} tokens; kernels and graphs"
+    passing = f"; {v.n_staged:,} more slots for prompts" if v.n_staged else ""
+    yield "  experts", format_bytes(v.slots), f"{v.n_slots:,} of {v.n_experts:,}{passing}"
 
 
 def _memory(report: PlanReport) -> Iterator[Row]:
@@ -71,11 +87,19 @@ def _memory(report: PlanReport) -> Iterator[Row]:
         yield "  readers", format_bytes(m.readers), f"{plan.n_readers}, {how}"
     if plan.keep_scales:
         yield "  scales", format_bytes(m.scales), "of all experts, so that only their weights are read"
+    if m.records:
+        yield "  pinned", format_bytes(m.records), "all experts, where the GPU reads those that it has no slot for"
     yield "  experts", format_bytes(m.slots), f"{plan.n_slots:,} of {format_bytes(plan.slot_bytes)} each"
 
 
 def _experts(report: PlanReport) -> Iterator[Row]:
     plan = report.plan
+    if plan.vram:
+        share = plan.vram.n_slots / plan.vram.n_experts
+        below = "" if plan.vram.resident else ", the others in host memory" if plan.memory.records else ", the others below"
+        yield "tiers", f"{share:.0%} on the GPU", f"{plan.vram.n_slots:,} of {plan.vram.n_experts:,} experts{below}"
+        yield "one token needs", format_bytes(plan.working_set_bytes), f"{plan.working_set:,} experts"
+        return
     on_disk = plan.n_experts - plan.n_slots
     yield "tiers", f"{plan.share:.0%} in memory", f"{plan.n_slots:,} of {plan.n_experts:,} experts; {on_disk:,} on disk only"
     tokens = plan.n_slots / plan.working_set

@@ -43,6 +43,9 @@ def opening(name: str, engine: Engine) -> str:
     plan, config = engine.plan, engine.config
     if config.resolved_backend == "numpy":
         return f"{name}: {engine.spec.model_type}, numpy backend"
+    if plan.vram is not None:
+        there = f"{plan.vram.n_slots:,} of {plan.vram.n_experts:,} experts in {format_bytes(plan.vram.budget)} of its memory"
+        return f"{name}: {engine.spec.model_type}, {plan.vram.title}: {there}"
     where = f"{config.resolved_backend} backend ({getattr(engine.model.ops, 'isa', '')})"
     if plan.resident:
         tiers = f"all {plan.n_experts:,} experts in memory"

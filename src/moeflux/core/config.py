@@ -27,17 +27,27 @@ CHOICES = {
     "reader": ("native", "python"),
 }
 
-_NOT_YET = {
-    "vram": "the cuda backend keeps experts in host memory and copies those that are used",
+_NO_DEVICE = "the {} backend computes in host memory"
+
+# By backend: options that would do nothing there, what they are left at, the reason, and who has them.
+_REFUSED = {
+    "numpy": (
+        ("threads", (None,), "the numpy backend uses its BLAS library as it is", "native"),
+        ("isa", ("auto",), "the numpy backend uses its BLAS library as it is", "native"),
+        ("ram", (None,), "the numpy backend decodes weights whenever it needs them and obeys no budget", "native"),
+        ("vram", (None, 0), _NO_DEVICE.format("numpy"), "cuda"),
+    ),
+    "native": (
+        ("ring", (0,), "the native backend runs all layers in one call and defers no dispatch", "numpy"),
+        ("vram", (None, 0), _NO_DEVICE.format("native"), "cuda"),
+    ),
+    "cuda": (
+        ("threads", (None,), "the cuda backend computes on the GPU", "native"),
+        ("isa", ("auto",), "the cuda backend computes on the GPU", "native"),
+        ("ring", (0,), "the cuda backend runs a decoded token as one graph and defers no dispatch", "numpy"),
+    ),
+    "auto": (("ring", (0,), "neither the native nor the cuda backend defers a dispatch", "numpy"),),
 }
-
-_NOT_NUMPY = (
-    ("threads", None, "the numpy backend uses its BLAS library as it is"),
-    ("isa", "auto", "the numpy backend uses its BLAS library as it is"),
-    ("ram", None, "the numpy backend decodes weights whenever it needs them and obeys no budget"),
-)
-
-_NOT_NATIVE = (("ring", 0, "the native backend runs all layers in one call and defers no dispatch"),)
 
 
 @dataclass(frozen=True)
@@ -66,18 +76,14 @@ class EngineConfig:
     checkpoints: int = 2  # states that each sequence can go back to, where a state cannot be cut
 
     def __post_init__(self) -> None:
-        for name, reason in _NOT_YET.items():
-            if getattr(self, name) is not None:
-                raise OptionError(f"not available: {reason}", where=f"option {name!r}", hint=f"leave {name!r} out")
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 what = {"isa": "instruction set"}.get(name, name)
                 raise OptionError(
                     f"unknown {what} {value!r}", where=f"option {name!r}", hint=f"one of: {', '.join(choices)}"
                 )
-        refused, other = (_NOT_NUMPY, "native") if self.resolved_backend == "numpy" else (_NOT_NATIVE, "numpy")
-        for name, default, reason in refused:
-            if getattr(self, name) != default:
+        for name, allowed, reason, other in _REFUSED[self.backend]:
+            if (self.vram_bytes if name == "vram" else getattr(self, name)) not in allowed:
                 raise OptionError(f"not available: {reason}", where=f"option {name!r}", hint=f"use the {other} backend")
         _check_count("threads", self.threads, "threads", 1024)
         _check_count("ring", self.ring, "dispatches", 1024, least=0)
@@ -88,11 +94,18 @@ class EngineConfig:
         _check_count("k", self.k, "experts", 2**31)
         _check_count("bits", self.bits, "bits", 8)
         _ = self.ram_bytes, self.prefix_bytes  # raises where they cannot be read
+        if self.vram_bytes == 0 and self.backend == "cuda":
+            raise OptionError("leaves the GPU nothing", where="option 'vram'", hint="use the native backend, or more")
 
     @property
     def ram_bytes(self) -> int | None:
         """The budget of the whole process; None: what is free."""
         return None if self.ram is None else _parse("ram", self.ram)
+
+    @property
+    def vram_bytes(self) -> int | None:
+        """Of the GPU; None: what is free there. 0: no GPU is looked for."""
+        return None if self.vram is None else _parse("vram", self.vram)
 
     @property
     def prefix_bytes(self) -> int:
@@ -105,6 +118,7 @@ class EngineConfig:
 
     @property
     def resolved_backend(self) -> str:
+        """As asked; where that is left open, the one that runs everywhere. An open engine's config names its own."""
         return BACKENDS[0] if self.backend == "auto" else self.backend
 
 

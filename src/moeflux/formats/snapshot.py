@@ -44,7 +44,11 @@ class Section:
     name: str
     dtype: str  # as in safetensors
     shape: tuple[int, ...]
-    parts: Sequence[Array]
+    parts: Sequence[Array]  # looked at twice: for the checksum and for the file
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * STORAGE[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def write_snapshot(
     if len(header) > MAX_HEADER_BYTES:
         raise SnapshotError(f"a header of {format_bytes(len(header))} is larger than {format_bytes(MAX_HEADER_BYTES)}")
     prefix = _PREFIX.pack(MAGIC, VERSION, len(header), _header_checksum(VERSION, header))
-    total = len(prefix) + len(header) + sum(part.nbytes for section in sections for part in section.parts)
+    total = len(prefix) + len(header) + sum(section.nbytes for section in sections)
 
     def write(file: IO[bytes]) -> None:
         file.write(prefix + header)
@@ -88,7 +92,7 @@ def _describe(section: Section) -> dict[str, Any]:
     for part in section.parts:
         checksum = zlib.crc32(_bytes(part), checksum)
         n_bytes += part.nbytes
-    assert n_bytes == prod(section.shape) * STORAGE[section.dtype].itemsize, section.name
+    assert n_bytes == section.nbytes, section.name
     return {"name": section.name, "dtype": section.dtype, "shape": list(section.shape), "crc32": checksum}
 
 

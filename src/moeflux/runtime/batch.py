@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from moeflux.backends.ops import Span
+from moeflux.backends.state import LayerState
 from moeflux.core.errors import InputError, StateError
+from moeflux.plan.text_size import turn_rows
 from moeflux.runtime.sequence import Sequence
 from moeflux.runtime.trace import Trace
 
+F32 = npt.NDArray[np.float32]
 Wanted = Literal["last", "all", "none"]
 Kind = Literal["decode", "prompt"]
 
@@ -34,7 +38,7 @@ class Segment:
     logits: Wanted = "last"
     trace: Trace | None = None
     kind: Kind | None = None
-    take: Callable[[int, npt.NDArray[np.float32]], None] | None = None
+    take: Callable[[int, F32], None] | None = None
 
     @property
     def returned(self) -> Wanted:
@@ -87,6 +91,33 @@ class Batch:
             Span(start, start + len(s.tokens), len(s.sequence), s.sequence.states[layer], s.decodes)
             for s, start in zip(self.segments, self.starts, strict=True)
         ]
+
+    def recorder(self, to_numpy: Callable[[Any], Any]) -> Callable[[int, str, Any], None] | None:
+        """What traces are told: layer, name, rows of the batch. None where nothing is traced."""
+        traced = [(s.trace, start, s) for s, start in zip(self.segments, self.starts, strict=True) if s.trace is not None]
+        if not traced:
+            return None
+
+        def record(layer: int, name: str, rows: Any) -> None:
+            for trace, start, segment in traced:
+                if trace.wants(layer):
+                    values = to_numpy(rows[start : start + len(segment.tokens)])
+                    trace.record(layer, name, len(segment.sequence), values)
+
+        return record
+
+    def handed_rows(self, vocab: int) -> Iterator[tuple[slice, Callable[[F32], None]]]:
+        """Rows whose logits are taken a few at a time, and who takes them."""
+        step = turn_rows(vocab)
+        for segment, start in zip(self.segments, self.starts, strict=True):
+            if segment.take is not None:
+                for at in range(0, len(segment.tokens), step):
+                    stop = start + min(at + step, len(segment.tokens))
+                    yield slice(start + at, stop), partial(segment.take, at)
+
+    def states(self) -> list[tuple[LayerState, ...]]:
+        """Of every segment's sequence."""
+        return [segment.sequence.states for segment in self.segments]
 
     def wanted_rows(self) -> list[int]:
         """Rows whose logits are wanted, segment by segment."""

@@ -13,38 +13,32 @@ import numpy as np
 import numpy.typing as npt
 
 from moeflux.backends.account import StateAccount
-from moeflux.backends.ops import Ops
-from moeflux.backends.registry import open_backend
 from moeflux.backends.state import BLOCK, LayerState
 from moeflux.core.config import EngineConfig
-from moeflux.core.errors import BudgetError, ClosedError, InputError, OptionError
+from moeflux.core.errors import BudgetError, ClosedError, DeviceError, InputError, OptionError
 from moeflux.core.log import log
 from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import DeltaNet, ModelSpec
+from moeflux.plan.needs import conversation_bytes
+from moeflux.plan.sizes import measure
+from moeflux.plan.text_size import RETURNED_BYTES
+from moeflux.plan.views import check_trunk, skipped_note
 from moeflux.runtime.batch import Batch, Segment, check_tokens
 from moeflux.runtime.cancel import CancelFlag
-from moeflux.runtime.experts import Experts, Progress
+from moeflux.runtime.experts import Progress
 from moeflux.runtime.fingerprint import fingerprint
 from moeflux.runtime.forward import Model, forward
 from moeflux.runtime.gate import Gate
 from moeflux.runtime.lossy import check_bits, fewer_experts, lossy_mark, lossy_notes
 from moeflux.runtime.mflx import import_mflx
-from moeflux.runtime.needs import conversation_bytes
-from moeflux.runtime.plan import Plan
-from moeflux.runtime.planning import plan_engine
+from moeflux.runtime.opening import choose, open_model, without_gpu
 from moeflux.runtime.prefill import OnPrefill, run_prompt
-from moeflux.runtime.ring import Ring
 from moeflux.runtime.saving import Identity, load_snapshot, save_snapshot
 from moeflux.runtime.sequence import Sequence
-from moeflux.runtime.sizes import measure
-from moeflux.runtime.text_size import RETURNED_BYTES
 from moeflux.runtime.trace import Trace
-from moeflux.runtime.trunk import check_trunk, load_trunk
-from moeflux.store.policy import bytes_under_way, sweep_slots
 from moeflux.store.stats import StoreStats
-from moeflux.store.store import StoreOptions
 from moeflux.store.trace import TraceRecorder
 
 F32 = npt.NDArray[np.float32]
@@ -65,21 +59,27 @@ class Engine:
             views = check_trunk(spec, self._checkpoint)
             check_bits(config.bits, spec, self._checkpoint)
             self.sizes = measure(spec, self._checkpoint, views)
-            self.plan = plan_engine(config, spec, self.sizes, self._checkpoint)
+            choice = choose(config, spec, self.sizes, self._checkpoint)
+            self.config, self.plan = choice.config, choice.plan
             self._open_text(spec)  # which takes more for a moment: before any weight is there
-            ops = open_backend(config)
-            trunk = load_trunk(spec, self._checkpoint, ops, views)
-            experts = _open_experts(self.plan, config, spec, self._checkpoint, ops, progress)
+            try:
+                self._model: Model | None = open_model(choice, spec, self._checkpoint, views, progress)
+            except DeviceError as error:
+                if config.backend != "auto":
+                    raise
+                choice = without_gpu(config, error, spec, self.sizes, self._checkpoint)
+                self.config, self.plan = choice.config, choice.plan
+                self._model = open_model(choice, spec, self._checkpoint, views, progress)
+            config = choice.config
         except BaseException:
             self._checkpoint.close()
             raise
-        self._model: Model | None = Model(spec, ops, trunk, experts, Ring(config.ring))
         self._gate = Gate()
         self._accounted = self.stats().use
-        obeyed = config.resolved_backend == "native"
-        self.states = StateAccount(self.plan.state_limit if obeyed else None)
+        self.states = StateAccount(self.plan.state_limit if choice.backend.obeys_budget else None)
         own_k = own.moe_layers()[0][1].router.k
-        self.notes = (*lossy_notes(config, own_k), *skipped_note(self._checkpoint), *self.plan.warnings)
+        said = (*choice.notes, *self.model.runner.notes)
+        self.notes = (*said, *lossy_notes(config, own_k), *skipped_note(self._checkpoint), *self.plan.warnings)
         for note in self.notes:
             log.info("%s: %s", config.model, note)
 
@@ -118,9 +118,6 @@ class Engine:
     @cached_property
     def identity(self) -> Identity:
         """What the state of a sequence depends on besides its tokens, for files of states."""
-        if not self.model.ops.keeps_states_in_host_memory:
-            what = f"states of the {self.model.ops.name} backend cannot be written to files or read from them yet"
-            raise OptionError(what, where="option 'backend'", hint="use the native backend")
         weights = fingerprint(self._checkpoint) + lossy_mark(self.config)
         ops = self.model.ops
         return Identity(self.spec.model_type, weights, self.config.kv, ops.name, ops.numerics)
@@ -252,7 +249,7 @@ class Engine:
         if others:
             raise OptionError("layers with different numbers of experts have no trace", where=str(self.config.model))
         recorder = TraceRecorder(self.config.model.name, [layer for layer, _ in self.spec.moe_layers()], n_experts, k)
-        self._gate.run(lambda: self.model.experts.record(recorder))
+        self._gate.run(lambda: self.model.experts.tell(recorder))
         return recorder
 
     def close(self) -> None:
@@ -268,7 +265,7 @@ class Engine:
             return
 
         def let_go() -> None:
-            model.ring.close()
+            model.runner.close()
             self._model = None
             self._checkpoint.close()
 
@@ -279,36 +276,3 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _open_experts(
-    plan: Plan, config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Progress | None
-) -> Experts:
-    """With as many slots as the plan allows; read at once where every expert has one."""
-    options = StoreOptions(
-        plan.n_slots,
-        max(moe.router.k for _, moe in spec.moe_layers()),
-        policy=config.policy,
-        reader=config.reader,
-        direct=plan.direct,
-        n_readers=plan.n_readers,
-        sweep_slots=sweep_slots(plan.n_slots),
-        keep_scales=plan.keep_scales,
-        under_way=bytes_under_way(plan.slot_bytes) if plan.keep_scales else 0,
-    )
-    experts = Experts(spec, checkpoint, ops, options, config.hints, config.bits)
-    try:
-        if plan.resident and ops.name != "numpy":  # numpy is slow enough for reads not to matter
-            experts.load_all(progress)
-    except BaseException:
-        experts.close()
-        raise
-    return experts
-
-
-def skipped_note(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """One line about what the checkpoint holds and a text model does not need."""
-    if not checkpoint.skipped:
-        return ()
-    kinds = ", ".join(f"{n} {kind} tensor{'s' if n > 1 else ''}" for kind, n in sorted(checkpoint.skipped.items()))
-    return (f"skipped {kinds}: not part of the text model",)

@@ -1,4 +1,4 @@
-"""The routed experts of an open model: a store, and for backends that run all layers in one call, a stream over it.
+"""The routed experts of an open model: a store, and who is told which of them were chosen.
 
 `acquire(layer, ids)` gives a lease, which hands the experts out as they arrive.
 """
@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moeflux.backends.ops import Handle, Ops, Span
-from moeflux.core.config import Hints
 from moeflux.core.errors import StateError
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.quant import Matrix
 from moeflux.models.spec import ModelSpec
 from moeflux.runtime.lossy import requantised
 from moeflux.store.cancel import CancelFlag
+from moeflux.store.device import DeviceMemory, DeviceTier
 from moeflux.store.index import slot_sizes
 from moeflux.store.store import ExpertStore, StoreOptions
 from moeflux.store.store import Lease as StoreLease
@@ -73,29 +73,26 @@ class Lease:
 
 
 class Experts:
-    """The experts of one engine. `stream` is the backend's own way to them, or None where it runs layer by layer."""
+    """The experts of one engine."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        checkpoint: Checkpoint,
-        ops: Ops,
-        options: StoreOptions,
-        hints: Hints = "both",
-        bits: int | None = None,
+        self, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, options: StoreOptions, bits: int | None = None
     ) -> None:
         """`bits`: experts are requantised to so many whenever they are handed out."""
         self._ops = ops
         self._bits = bits
         self._tables = {layer: checkpoint.experts(layer) for layer, _ in spec.moe_layers()}
-        self._k = max(moe.router.k for _, moe in spec.moe_layers())
         self.store = ExpertStore(checkpoint, self._tables, options)
-        self.stream: Handle | None = ops.open_stream(self.store.native, hints, self._k) if bits is None else None
         self._recorder: TraceRecorder | None = None
 
     @property
     def n_experts(self) -> int:
         return self.store.n_experts
+
+    @property
+    def native(self) -> Handle | None:
+        """The store for native code; None where experts are requantised on their way."""
+        return self.store.native if self._bits is None else None
 
     @property
     def expert_bytes(self) -> dict[int, int]:
@@ -117,36 +114,47 @@ class Experts:
             if progress:
                 progress(done, total)
 
-    def record(self, recorder: TraceRecorder) -> None:
+    def tell(self, recorder: TraceRecorder) -> None:
         """From now on it is told what every forward chose."""
         self._recorder = recorder
-        if self.stream is not None:
-            self.stream.record(True)
+
+    @property
+    def recording(self) -> bool:
+        return self._recorder is not None
+
+    def record(self, layer: int, ids: Ids) -> None:
+        """ids [T, k]: chosen in a step that leases by itself. `acquire` does it for all others."""
+        if self._recorder:
+            self._recorder.record(layer, ids)
+
+    def next_token(self) -> None:
+        self.store.next_token()
 
     def begin_step(self, tokens: Sequence[int], decodes: Sequence[bool]) -> None:
         """`decodes`: by token."""
         if self._recorder:
             self._recorder.begin(tokens, decodes)
 
-    def end_streamed_step(self) -> None:
-        """After a forward in one call: layer by layer, `acquire` tells the recorder."""
-        if self._recorder and self.stream is not None:
-            ids = np.frombuffer(self.stream.routed, dtype=np.int16).reshape(len(self._tables), -1, self._k)
-            for layer, chosen in zip(self._tables, ids, strict=True):
-                self._recorder.record(layer, chosen)
-
     def acquire(self, layer: int, ids: Ids, spans: Sequence[Span] = ()) -> Lease:
         """ids [T, k]. Starts the reads that are missing and waits for none.
 
         Rows that no span calls decoding are a prompt's.
         """
-        if self._recorder:
-            self._recorder.record(layer, ids)
+        self.record(layer, ids)
         decoding = np.zeros(len(ids), dtype=bool)
         for span in spans:
             decoding[span.rows] = span.decodes
         lease = self.store.acquire(layer, ids[decoding], swept=ids[~decoding])
         return Lease(lease, self._ops, self._tables[layer].n_experts, self._bits)
+
+    def open_tier(self, memory: DeviceMemory) -> DeviceTier:
+        """Experts in a device's memory, above this store."""
+
+        def acquire(layer: int, experts: list[int], sweep: bool) -> Lease:
+            lease = self.store.acquire(layer, experts, sweep=sweep)
+            return Lease(lease, self._ops, self._tables[layer].n_experts, self._bits)
+
+        return DeviceTier(memory, acquire)
 
     def close(self) -> None:
         self.store.close()

@@ -30,8 +30,8 @@ def import_mflx(path: Path, tokens: Sequence[int], spec: ModelSpec, states: tupl
                     rows.append(table.reshape(-1, *rows.row_shape))
             case DeltaState(conv=conv, delta=delta):
                 heads, key_dim, value_dim = delta.shape
-                conv[...] = found[0].reshape(conv.shape)
-                delta[...] = found[1].reshape(heads, value_dim, key_dim).transpose(0, 2, 1)
+                state.take_array(conv, found[0].reshape(conv.shape))
+                state.take_array(delta, found[1].reshape(heads, value_dim, key_dim).transpose(0, 2, 1))
     return Snapshot(np.array(tokens, dtype=np.int32), states)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,8 @@ def save_snapshot(
 def _sections(snapshot: Snapshot) -> Iterator[Section]:
     yield Section(TOKENS, "I32", (len(snapshot),), [snapshot.tokens])
     for i, state in enumerate(snapshot.states):
-        for name, rows in state.rows.items():
-            yield Section(_name(i, name), rows.storage.dtype, (len(rows), *rows.row_shape), rows.parts())
-        for name, array in state.arrays.items():
-            yield Section(_name(i, name), "F32", array.shape, [array])
+        for part in state.copy_out():
+            yield Section(_name(i, part.name), part.dtype, part.shape, part.parts)
 
 
 def load_snapshot(
@@ -67,12 +66,12 @@ def load_snapshot(
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocab):
             raise SnapshotError("holds tokens that are not in the vocabulary", where=str(path))
         for i, state in enumerate(states):
-            for name, rows in state.rows.items():
-                rows.extend(len(tokens))
-                file.read_into(_name(i, name), rows.parts())
-            for name, array in state.arrays.items():
-                file.read_into(_name(i, name), [array])
+            state.copy_in(len(tokens), partial(_read, file, i))
         return Snapshot(tokens, states), file.about.get("sampler")
+
+
+def _read(file: SnapshotFile, layer: int, name: str, parts: Sequence[Any]) -> None:
+    file.read_into(_name(layer, name), parts)
 
 
 def check_identity(file: SnapshotFile, identity: Identity) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,18 @@ class ExpertUse:
         return self.hits / self.asked if self.asked else 0.0
 
     def __add__(self, other: ExpertUse) -> ExpertUse:
-        return ExpertUse(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return ExpertUse(*(a + b for a, b in zip(self._values(), other._values(), strict=True)))
 
     def __sub__(self, other: ExpertUse) -> ExpertUse:
-        return ExpertUse(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return ExpertUse(*(a - b for a, b in zip(self._values(), other._values(), strict=True)))
+
+    def _values(self) -> tuple[int, int, int, int]:
+        """`astuple` copies deeply, which every forward would feel."""
+        return self.asked, self.hits, self.bytes_read, self.stall_ns
 
     def split(self, weights: Sequence[int]) -> list[ExpertUse]:
         """In proportion, so that the shares add up exactly."""
-        columns = [_split(value, weights) for value in astuple(self)]
+        columns = [_split(value, weights) for value in self._values()]
         return [ExpertUse(*values) for values in zip(*columns, strict=True)]
 
 

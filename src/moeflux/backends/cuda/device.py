@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from moeflux.core.errors import DeviceError
@@ -17,6 +20,7 @@ from moeflux.core.units import format_bytes
 
 OLDEST = (8, 0)  # Ampere: bf16, asynchronous copies, integer tensor cores as the kernels use them
 WHERE = "backend 'cuda'"
+VERSION = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Device:
     title: str
     capability: tuple[int, int]
     total_bytes: int
+    driver: str = ""
 
     @property
     def dp4a(self) -> bool:
@@ -51,11 +56,22 @@ def open_device(index: int = 0) -> Device:
         raise DeviceError(
             f"torch {torch.__version__} was built without CUDA", where=WHERE, hint="install a CUDA build of torch"
         )
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch warns of becomes the error below
+        usable = torch.cuda.is_available() and index < torch.cuda.device_count()
+    driver = driver_version()
+    if not usable and driver:
         raise DeviceError(
-            f"no GPU number {index}: the driver shows {torch.cuda.device_count()}",
+            f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU number {index} under driver {driver}",
             where=WHERE,
-            hint="is the driver installed and the GPU visible (nvidia-smi, CUDA_VISIBLE_DEVICES)? else use backend='native'",
+            hint="is the GPU visible (nvidia-smi, CUDA_VISIBLE_DEVICES)? An old driver needs an older CUDA build of torch, "
+            "or an update; else use backend='native'",
+        )
+    if not usable:
+        raise DeviceError(
+            f"no GPU number {index}: there is no NVIDIA driver here",
+            where=WHERE,
+            hint="install the driver (nvidia-smi shows it), or use backend='native'",
         )
     found: Any = torch.cuda.get_device_properties(index)
     capability = (int(found.major), int(found.minor))
@@ -65,7 +81,16 @@ def open_device(index: int = 0) -> Device:
             where=WHERE,
             hint="use backend='native'",
         )
-    return Device(f"cuda:{index}", str(found.name), capability, int(found.total_memory))
+    return Device(f"cuda:{index}", str(found.name), capability, int(found.total_memory), driver or "")
+
+
+def driver_version(path: Path = VERSION) -> str | None:
+    """None where no driver is loaded."""
+    try:
+        found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)", path.read_text())
+    except OSError:
+        return None
+    return found[1] if found else "of unknown version"
 
 
 @contextmanager

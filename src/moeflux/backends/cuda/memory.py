@@ -6,7 +6,6 @@ two when they are loaded, which changes no value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from moeflux.backends.account import StateAccount
 from moeflux.backends.cuda.device import Device, device_errors
-from moeflux.backends.state import DeltaState, LayerState
+from moeflux.backends.state import DeltaState
 from moeflux.core.config import Kv
 from moeflux.core.errors import FormatError
 from moeflux.formats.quant import Affine, BlockFp8, Matrix, Plain, broken_part, decode, pack, unpack
@@ -134,12 +133,21 @@ class DeviceStorage:
             rows = torch.empty(shape, dtype=_FLOATS[self.dtype], device=self.device.name)
             return rows.fill_(float("nan")) if self.poison else rows
 
-    def encode(self, rows: Tensor) -> Tensor:
+    def encode(self, rows: Tensor | npt.NDArray[np.float32]) -> Tensor:
+        if not isinstance(rows, torch.Tensor):
+            rows = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device.name)
         return rows.to(_FLOATS[self.dtype])  # to the nearest, ties to even
 
     def decode(self, parts: list[Tensor]) -> Tensor:
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         return rows.to(torch.float32)
+
+    def host(self, kept: Tensor) -> npt.NDArray[Any]:
+        bits: npt.NDArray[Any] = _bits(kept).cpu().numpy()
+        return bits if kept.element_size() == 2 else bits.view(np.float32)
+
+    def take(self, kept: Tensor, host: npt.NDArray[Any]) -> None:
+        kept.copy_(torch.from_numpy(host).view(kept.dtype))
 
     def address(self, block: Tensor) -> int:
         return int(block.data_ptr())
@@ -165,29 +173,14 @@ class DeviceDeltaState(DeltaState):
         charge = self._account.take(self.array_bytes)
         return DeviceDeltaState(self.conv.clone(), self.delta.clone(), charge, self._account)
 
+    def host_array(self, array: Tensor) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = array.contiguous().cpu().numpy()
+        return found
 
-def copy_out(state: LayerState) -> dict[str, npt.NDArray[Any]]:
-    """The state as host arrays by name, laid out as files have them: rows in their kept bits, arrays in float32."""
-    found: dict[str, npt.NDArray[Any]] = {}
-    for name, rows in state.rows.items():
-        kept = [_bits(part).cpu() for part in rows.parts()]
-        found[name] = torch.cat(kept).numpy() if kept else np.empty((0, *rows.row_shape), dtype=np.int16)
-    for name, array in state.arrays.items():
-        found[name] = array.contiguous().cpu().numpy()
-    return found
-
-
-def copy_in(state: LayerState, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Fill an empty state with what `copy_out` gave."""
-    for name, rows in state.rows.items():
-        kind = _FLOATS[rows.storage.dtype]
-        host = torch.from_numpy(np.array(arrays[name]))
-        if len(host):
-            rows.append_kept(host.view(kind).to(rows.storage.device.name))  # type: ignore[attr-defined]
-    for name, array in state.arrays.items():
-        array.copy_(torch.from_numpy(np.array(arrays[name])))
+    def take_array(self, array: Tensor, host: npt.NDArray[Any]) -> None:
+        array.copy_(torch.from_numpy(np.ascontiguousarray(host, dtype=np.float32)))
 
 
 def _bits(rows: Tensor) -> Tensor:
     """As integers, which numpy has for every width."""
-    return rows.view(torch.int16 if rows.element_size() == 2 else torch.int32)
+    return rows.view(torch.uint16 if rows.element_size() == 2 else torch.int32)

@@ -6,7 +6,7 @@ for memory and for arithmetic on single elements. So a row's bits are the same a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,6 @@ EXACT = {"enable_fp_fusion": False}  # a product and a sum are rounded each, unl
 
 class CudaOps(Ops):
     name = "cuda"
-    keeps_states_in_host_memory = False
 
     def __init__(self, device: Device, *, poison: bool = False) -> None:
         """`poison`: fresh memory is filled with NaN, for tests."""
@@ -50,6 +49,7 @@ class CudaOps(Ops):
             False  # True: `route` does not wait for the device, and `check` must be called before results are used
         )
         self._broken: Tensor | None = None  # whether a router met what is not finite, where nobody has looked yet
+        self.attend_tile = (16, 4)  # rows of one program, at most 32, and its warps; changes no bit
         self.delta_tile = (8, 1)  # columns of a head's matrix in one program, and its warps; changes no bit
 
     # Weights and memory.
@@ -111,6 +111,9 @@ class CudaOps(Ops):
     def to_numpy(self, x: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
         return x.cpu().numpy() if isinstance(x, torch.Tensor) else x
 
+    def tensor(self, x: Tensor | npt.NDArray[Any]) -> Tensor:
+        return self._tensor(x)
+
     def _tensor(self, x: Tensor | npt.NDArray[Any]) -> Tensor:
         return x if isinstance(x, torch.Tensor) else self._up.tensor(np.asarray(x), "rows")
 
@@ -148,6 +151,12 @@ class CudaOps(Ops):
         x = self._tensor(x).contiguous()
         y, dim = self._empty(*x.shape), x.shape[-1]
         rows.norm_kernel[(x.numel() // dim,)](x, weight, y, dim, 1 / dim, eps, _log(dim), mean, num_warps=4, **EXACT)
+        return y
+
+    def gated_norm(self, x: Tensor, weight: Tensor, z: Tensor, eps: float) -> Tensor:
+        x, z, dim = x.contiguous(), z.contiguous(), x.shape[-1]
+        y = self._empty(*x.shape)
+        rows.gated_norm_kernel[(x.numel() // dim,)](x, weight, z, y, dim, 1 / dim, eps, _log(dim), num_warps=1, **EXACT)
         return y
 
     def silu(self, x: Tensor) -> Tensor:
@@ -192,11 +201,12 @@ class CudaOps(Ops):
         groups, value_dim = keys.shape[1], values.shape[2]
         q, ratio = q.contiguous(), heads // groups
         out = self._empty(n, heads, value_dim)
-        grid = (triton.cdiv(n * ratio, 16), groups)
+        tall, warps = self.attend_tile if n * ratio > 16 else (16, 4)
+        grid = (triton.cdiv(n * ratio, tall), groups)
         mixers.attend_kernel[grid](
             q, keys, values, out, n * ratio, position, scale, keys.stride(0), values.stride(0), keys.stride(1),
             values.stride(1), groups, ratio, dim, value_dim, max(16, 1 << _log(dim)), max(16, 1 << _log(value_dim)),
-            keys.dtype == torch.bfloat16, num_warps=4, **EXACT,
+            keys.dtype == torch.bfloat16, tall, num_warps=warps, **EXACT,
         )  # fmt: skip
         return out
 
@@ -274,7 +284,10 @@ class CudaOps(Ops):
         """Raise what `route` would have, where checks were deferred."""
         broken, self._broken = self._broken, None
         if broken is not None and bool(broken):
-            raise _not_finite()
+            self.refuse_scores()
+
+    def refuse_scores(self) -> None:
+        raise _not_finite()
 
     def _route_groups(self, logits: Tensor, bias: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         """Top-k of biased sigmoids within the groups whose two best experts add up to most. Sums go in rank order."""
@@ -327,6 +340,24 @@ class CudaOps(Ops):
         all_rows = torch.arange(n * k, dtype=torch.int32, device=x.device)
         y = p.grouped(inner, all_rows, edges, pool.matrices(layer, "down"), hidden, turns)
         return self._combine(y, weights, place)
+
+    def experts_in_rounds(
+        self, x: Tensor, ids: Tensor, weights: Tensor, pool: ExpertPool, layer: int, rounds: Iterable[Sequence[int]]
+    ) -> Tensor:
+        """As `pooled_experts`, some experts at a time. `rounds`: those that are in slots until the next are asked for."""
+        (n, k), chosen = ids.shape, self.to_numpy(ids).reshape(-1)
+        outputs, one = self._empty(n * k, x.shape[1]), torch.ones(n * k, 1, device=x.device)
+        ids, whole = self._tensor(ids), None
+        for experts in rounds:
+            mine = np.isin(chosen, experts)
+            if mine.all():
+                whole = self.pooled_experts(x, ids, weights, pool, layer)
+                continue  # and the rounds come to their end
+            places = self._up.tensor(np.flatnonzero(mine), "places")
+            if len(places):
+                some = ids.reshape(-1, 1)[places]
+                outputs[places] = self.pooled_experts(x[places // k], some, one[: len(places)], pool, layer)
+        return self._combine(outputs, weights) if whole is None else whole
 
     def _combine(self, outputs: Tensor, weights: Tensor, places: Tensor | None = None) -> Tensor:
         """Sums in rank order. `places`: the row of each choice, in the order of choices where there is none."""

@@ -6,19 +6,23 @@ table, so where an expert lies never changes a result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from moeflux.backends.base import ExpertSource, TrunkWeights
 from moeflux.backends.cuda.device import Device, device_errors
 from moeflux.backends.cuda.memory import AffineMatrix, Tensor, Uploader
 from moeflux.backends.cuda.products import Slots
 from moeflux.core.errors import DeviceError
 from moeflux.formats.quant import Affine, Matrix
+from moeflux.models.spec import Moe
 
 PARTS = ("gate", "up", "down")
 BITS, GROUP = 4, 64
+AT_ONCE = 64  # experts that are leased together
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,9 @@ class ExpertPool:
             self.words = torch.empty(n_slots, shape.slot_words, dtype=torch.int32, device=device.name)
             self.table = torch.full((n_layers, n_experts), -1, dtype=torch.int32, device=device.name)
         self.shape = shape
+        self.fetch: Callable[[int, Tensor], None] | None = (
+            None  # launched behind a layer's router, where experts may lack slots
+        )
         self._up = Uploader(device)
 
     def put(self, layer: int, expert: int, slot: int, matrices: Mapping[str, Matrix]) -> None:
@@ -81,3 +88,21 @@ class ExpertPool:
     def scales(self) -> Tensor:
         """The whole memory as bf16."""
         return self.words.view(torch.bfloat16)
+
+
+def pool_shape(trunk: TrunkWeights) -> ExpertShape:
+    moe = trunk.layers[0].spec.ffn
+    assert isinstance(moe, Moe)
+    return ExpertShape(len(trunk.final_norm), moe.width)
+
+
+def leased(trunk: TrunkWeights, experts: ExpertSource) -> Iterator[tuple[int, int, Mapping[str, Matrix]]]:
+    """Every expert of every layer: layer, number, matrices, which are good until the next is asked for."""
+    for layer, weights in enumerate(trunk.layers):
+        assert isinstance(weights.spec.ffn, Moe)
+        count = weights.spec.ffn.router.n_experts
+        for start in range(0, count, AT_ONCE):
+            with experts.acquire(layer, np.arange(start, min(start + AT_ONCE, count))[None]) as lease:
+                for bank, arrived in lease.arrivals():
+                    for expert in arrived:
+                        yield layer, expert, bank[expert]

@@ -39,10 +39,10 @@ class StepLayer:
 
 def prepare(w: LayerWeights) -> StepLayer:
     if isinstance(w.spec.mixer, DeltaNet):
-        inputs = _stack([w.mixer[f"in_proj_{name}"] for name in ("qkv", "z", "b", "a")])
+        inputs = join_rows([w.mixer[f"in_proj_{name}"] for name in ("qkv", "z", "b", "a")])
     else:
-        inputs = _stack([w.mixer[f"{name}_proj"] for name in ("q", "k", "v")])
-    return StepLayer(w, inputs, _stack([w.ffn["router"], w.ffn["shared_gate"]], ROUTER_FILL))
+        inputs = join_rows([w.mixer[f"{name}_proj"] for name in ("q", "k", "v")])
+    return StepLayer(w, inputs, join_rows([w.ffn["router"], w.ffn["shared_gate"]], ROUTER_FILL))
 
 
 def output_matrix(layer: StepLayer) -> AffineMatrix:
@@ -51,7 +51,7 @@ def output_matrix(layer: StepLayer) -> AffineMatrix:
     return found
 
 
-def _stack(parts: Sequence[AffineMatrix], fill: int = FILL) -> AffineMatrix:
+def join_rows(parts: Sequence[AffineMatrix], fill: int = FILL) -> AffineMatrix:
     """By rows, filled up with zeros to a multiple of `fill`."""
     first, rows = parts[0], sum(part.rows for part in parts)
 
@@ -61,6 +61,19 @@ def _stack(parts: Sequence[AffineMatrix], fill: int = FILL) -> AffineMatrix:
         return torch.cat([*tensors, zeros])
 
     return AffineMatrix(join("codes"), join("scales"), join("biases"), first.bits, first.group)
+
+
+def pack_tiles(m: AffineMatrix) -> Tensor:
+    """4-bit codes and scales by sixteen rows, as source/tile.cuh wants them in shared memory: [tiles, bytes]."""
+    tiles, slices = m.rows // 16, m.cols // 256
+    # row half, row, slice, half of the slice, part of 32 codes, word
+    codes = m.codes.view(tiles, 2, 8, slices, 2, 4, 4).permute(0, 3, 1, 4, 2, 5, 6).contiguous()
+    codes[:, :, :, 1] = codes[:, :, :, 1][:, :, :, [1, 0, 3, 2, 5, 4, 7, 6]]  # neighbours apart, for the banks
+    scales = torch.cat([m.scales.view(torch.int16), m.biases.view(torch.int16)], 1).view(tiles, 16, -1)
+    if m.cols > 256:
+        scales = torch.nn.functional.pad(scales, (0, 8))
+    parts = (part.contiguous().view(tiles, -1).view(torch.uint8) for part in (codes, scales))
+    return torch.cat(list(parts), 1)
 
 
 def refusal(layers: Sequence[LayerWeights], ends: Ends) -> str | None:

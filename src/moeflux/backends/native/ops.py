@@ -201,15 +201,21 @@ class NativeOps(NumpyOps):
         spans: Callable[[int], Sequence[Span]],
         stream: _native.Stream,
         cancel: _native.CancelFlag | None = None,
+        head: tuple[F32, float, _native.Matrix, Sequence[int]] | None = None,
     ) -> F32 | None:
+        """All layers in place, with experts from the stream. `head`: its norm, eps and matrix, and the rows of x whose
+        logits are wanted, which are then returned. `cancel` ends the run with CancelledError."""
         fused = [layer.fused for layer in layers]
-        if None in fused:
-            return None
         states = [[_state(span) for span in spans(i)] for i in range(len(layers))]
-        broken = self._machine.run_layers(fused, x, states, stream, cancel)
+        logits = last = None
+        if head is not None:
+            norm, eps, matrix, rows = head
+            logits = self._empty(len(rows), matrix.rows)
+            last = (norm, eps, matrix, np.asarray(rows, dtype=np.int64), self._empty(len(rows), x.shape[1]), logits)
+        broken = self._machine.run_layers(fused, x, states, stream, cancel, last)
         if broken >= 0:
             raise _not_finite(f"layer {broken}")
-        return x
+        return logits
 
     # Blocks.
 

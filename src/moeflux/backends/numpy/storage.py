@@ -46,6 +46,12 @@ class HostStorage:
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return decode_float(rows, self.dtype)
 
+    def host(self, kept: Kept) -> Kept:
+        return kept
+
+    def take(self, kept: Kept, host: Kept) -> None:
+        """It is the same memory."""
+
     def address(self, block: Kept) -> int:
         return int(block.ctypes.data)
 

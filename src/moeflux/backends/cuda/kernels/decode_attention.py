@@ -44,6 +44,14 @@ def attend_kernel(Y, Q_NORM, K_NORM, eps, COS, SIN, BASE, KEYS, VALUES, PART, PO
     chunk = tl.program_id(0) // GROUPS
     position = tl.load(POSITION)
     first = chunk * CHUNK
+    c = tl.arange(0, D)
+    n = first + tl.arange(0, CHUNK)
+    row = ((n % BLOCK) * GROUPS + group) * D
+    kept_k = BASE + tl.load(KEYS + first // BLOCK) * 8
+    kept_v = BASE + tl.load(VALUES + first // BLOCK) * 8
+    # Rows of tokens before: written in earlier steps, so they need not wait.
+    k = tl.load(kept_k + row[:, None] + c[None, :], mask=(n < position)[:, None], other=0.0)
+    v = tl.load(kept_v + row[:, None] + c[None, :], mask=(n < position)[:, None], other=0.0)
     turn(PDL)
     if first <= position:
         i = tl.arange(0, 16)
@@ -51,13 +59,6 @@ def attend_kernel(Y, Q_NORM, K_NORM, eps, COS, SIN, BASE, KEYS, VALUES, PART, PO
         cos = COS + position * HALF
         sin = SIN + position * HALF
         q = norm_rotate(Y, head * STRIDE, i < RATIO, Q_NORM, eps, cos, sin, D, LOG, HALF, 16)
-        c = tl.arange(0, D)
-        n = first + tl.arange(0, CHUNK)
-        row = ((n % BLOCK) * GROUPS + group) * D
-        kept_k = BASE + tl.load(KEYS + first // BLOCK) * 8
-        kept_v = BASE + tl.load(VALUES + first // BLOCK) * 8
-        k = tl.load(kept_k + row[:, None] + c[None, :], mask=(n < position)[:, None], other=0.0)
-        v = tl.load(kept_v + row[:, None] + c[None, :], mask=(n < position)[:, None], other=0.0)
         if position < first + CHUNK:
             at = GROUPS * RATIO * STRIDE + group * D
             one = tl.arange(0, 1)
@@ -69,7 +70,7 @@ def attend_kernel(Y, Q_NORM, K_NORM, eps, COS, SIN, BASE, KEYS, VALUES, PART, PO
             k = tl.where((n == position)[:, None], new_k, k)
             v = tl.where((n == position)[:, None], new_v, v)
         seen = tl.zeros((16,), tl.int32) + position + 1
-        best, total, out = attend_chunk(q, k, v, seen, first, scale, True)
+        best, total, out = attend_chunk(q, k, v, seen, first, scale, True, 16)
         place = PART + (head * N_CHUNKS + chunk) * (D + 8)
         tl.store(place[:, None] + c[None, :], out, mask=(i < RATIO)[:, None])
         tl.store(place + D, best, mask=i < RATIO)

@@ -30,15 +30,15 @@ def exact_dot(x, y, BF16: tl.constexpr):
 
 
 @triton.jit
-def attend_chunk(q, k, v, seen, first, scale, BF16: tl.constexpr):
-    """Rows q [16, D] over one chunk: the largest score, the sum of the shares and the shared values. Row i sees `seen[i]`
+def attend_chunk(q, k, v, seen, first, scale, BF16: tl.constexpr, ROWS: tl.constexpr):
+    """Rows q [ROWS, D] over one chunk: the largest score, the sum of the shares and the shared values. Row i sees `seen[i]`
     positions; the chunk begins at `first`."""
     n = first + tl.arange(0, CHUNK)
     scores = exact_dot(q, tl.trans(k), BF16) * scale
     scores = tl.where(n[None, :] < seen[:, None], scores, float("-inf"))
     best = tl.max(scores, 1)
     share = tl.exp(scores - tl.where(best == float("-inf"), 0.0, best)[:, None])
-    return best, tree_rows(share, 16, 5), exact_dot(share, v, BF16)
+    return best, tree_rows(share, ROWS, 5), exact_dot(share, v, BF16)
 
 
 @triton.jit
@@ -49,10 +49,10 @@ def part(best, joined):
 
 @triton.jit
 def attend_kernel(Q, K, V, OUT, n_rows, position, scale, stride_k, stride_v, head_k, head_v, GROUPS, RATIO, D, DV,
-                  PAD_D: tl.constexpr, PAD_V: tl.constexpr, BF16: tl.constexpr):  # fmt: skip
-    """Q [T, GROUPS * RATIO, D]. Sixteen rows of one group a program: rows go through the heads of a group, then tokens."""
+                  PAD_D: tl.constexpr, PAD_V: tl.constexpr, BF16: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """Q [T, GROUPS * RATIO, D]. ROWS (16 or 32) of one group a program: they go through a group's heads, then tokens."""
     g = tl.program_id(1)
-    i = tl.program_id(0) * 16 + tl.arange(0, 16)
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     ok = i < n_rows
     t = i // RATIO
     row = (t * (GROUPS * RATIO) + g * RATIO + i % RATIO).to(tl.int64)
@@ -60,16 +60,16 @@ def attend_kernel(Q, K, V, OUT, n_rows, position, scale, stride_k, stride_v, hea
     q = tl.load(Q + row[:, None] * D + c[None, :], mask=ok[:, None] & (c < D)[None, :], other=0.0)
     seen = tl.where(ok, position + t + 1, 0)
     longest = tl.max(seen, 0)
-    best = tl.full((16,), float("-inf"), tl.float32)
-    total = tl.zeros((16,), tl.float32)
-    out = tl.zeros((16, PAD_V), tl.float32)
+    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    out = tl.zeros((ROWS, PAD_V), tl.float32)
     for first in range(0, longest, CHUNK):
         at = (first + p).to(tl.int64)
         there = (first + p) < longest
         k = tl.load(K + at[:, None] * stride_k + g * head_k + c[None, :], mask=there[:, None] & (c < D)[None, :], other=0.0)
         v = tl.load(V + at[:, None] * stride_v + g * head_v + cv[None, :], mask=there[:, None] & (cv < DV)[None, :],
                     other=0.0)  # fmt: skip
-        b, s, o = attend_chunk(q, k, v, seen, first, scale, BF16)
+        b, s, o = attend_chunk(q, k, v, seen, first, scale, BF16, ROWS)
         joined = tl.maximum(best, b)
         old, new = part(best, joined), part(b, joined)
         total = total * old + s * new
@@ -85,7 +85,9 @@ def delta_step(state, q, k, v, decay, beta, BV: tl.constexpr, LOG: tl.constexpr)
     by_key = tree_rows(state * k[None, :], BV, LOG)
     by_query = tree_rows(state * q[None, :], BV, LOG)
     change = beta * (v - decay * by_key)
-    return state * decay + change[:, None] * k[None, :], decay * by_query + change * key_query
+    DK: tl.constexpr = 1 << LOG
+    added = tl.fma(tl.broadcast_to(change[:, None], (BV, DK)), tl.broadcast_to(k[None, :], (BV, DK)), state * decay)
+    return added, decay * by_query + change * key_query
 
 
 @triton.jit

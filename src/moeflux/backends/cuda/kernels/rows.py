@@ -23,6 +23,17 @@ def norm_kernel(X, W, Y, D, inverse, eps, LOG: tl.constexpr, MEAN: tl.constexpr)
 
 
 @triton.jit
+def gated_norm_kernel(X, W, Z, Y, D, inverse, eps, LOG: tl.constexpr):
+    """x * weight * silu(z) / sqrt(mean x^2 + eps), in this order. One row of D a program."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, 1 << LOG)
+    x = tl.load(X + row * D + c, mask=c < D, other=0.0)
+    gate = silu(tl.load(Z + row * D + c, mask=c < D, other=0.0))
+    r = tl.rsqrt(tree_sum(x * x, LOG) * inverse + eps)
+    tl.store(Y + row * D + c, x * tl.load(W + c, mask=c < D, other=0.0) * gate * r, mask=c < D)
+
+
+@triton.jit
 def map_kernel(X, Y, n, SILU: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(X + i, mask=i < n, other=0.0)

@@ -137,9 +137,12 @@ def project_kernel(W, S, B, H, SQUARES, NORM, eps, OUT, BASE, CONV, TAPS, A_LOG,
 
 
 @triton.jit
-def delta_kernel(Y, BASE, STATE, O, KEY_HEADS, RATIO, CHANNELS, GATES, HEADS, scale, DV: tl.constexpr, BV: tl.constexpr,
-                 LOG: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """The delta rule of one token over BV columns of one value head."""
+def delta_kernel(Y, BASE, STATE, NORM, O, SIZES, KEY_HEADS, RATIO, CHANNELS, GATES, HEADS, scale, DV: tl.constexpr,
+                 BV: tl.constexpr, LOG: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """The delta rule of one token over BV columns of one value head.
+
+    Left for the output projection: the readings times norm weight and gate, and the sums of squares over each 4 readings.
+    """
     DK: tl.constexpr = 1 << LOG
     parts: tl.constexpr = DV // BV
     head = tl.program_id(0) // parts
@@ -160,24 +163,28 @@ def delta_kernel(Y, BASE, STATE, O, KEY_HEADS, RATIO, CHANNELS, GATES, HEADS, sc
     by_key = tree_rows(state * k[None, :], BV, LOG)
     by_query = tree_rows(state * q[None, :], BV, LOG)
     change = beta * (value - decay * by_key)
-    tl.store(place, state * decay + change[:, None] * k[None, :])
-    tl.store(O + head * DV + v, decay * by_query + change * key_query)
+    tl.store(place, tl.fma(tl.broadcast_to(change[:, None], (BV, DK)), tl.broadcast_to(k[None, :], (BV, DK)), state * decay))
+    o = decay * by_query + change * key_query
+    tl.store(O + head * DV + v, o * tl.load(NORM + v) * tl.load(Y + CHANNELS + head * DV + v))
+    sums = tree_rows(tl.reshape(o * o, (BV // 4, 4)), BV // 4, 2)
+    first = (head * DV + (tl.program_id(0) % parts) * BV) // 4
+    tl.store(SIZES + first + tl.arange(0, BV // 4), sums)
 
 
 @triton.jit
-def output_kernel(W, S, B, O, Z, NORM, eps, H, SQUARES, G: tl.constexpr, HEADS: tl.constexpr, LOG: tl.constexpr,
+def output_kernel(W, S, B, O, SIZES, eps, H, SQUARES, G: tl.constexpr, HEADS: tl.constexpr, LOG: tl.constexpr,
                   R: tl.constexpr, DELTA: tl.constexpr, DP4A: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Output projection onto the residual stream. DELTA: each head of 2^LOG is normed and gated first."""
+    """Output projection onto the residual stream. DELTA: each head of 2^LOG is divided by its root mean square first."""
     r = tl.program_id(0) * R + tl.arange(0, R)
     w, s, b = tile(W, S, B, r, G)
     turn(PDL)
     before = tl.load(H + r)
     if DELTA:
-        c = tl.arange(0, 1 << LOG)
-        i = tl.arange(0, HEADS)[:, None] * (1 << LOG) + c[None, :]
-        o = tl.load(O + i)
-        total = tree_rows(o * o, HEADS, LOG)
-        o = o * tl.rsqrt(total * (1.0 / (1 << LOG)) + eps)[:, None] * tl.load(NORM + c)[None, :] * tl.load(Z + i)
+        i = tl.arange(0, HEADS)[:, None]
+        quarters: tl.constexpr = 1 << (LOG - 2)
+        total = tree_rows(tl.load(SIZES + i * quarters + tl.arange(0, quarters)[None, :]), HEADS, LOG - 2)
+        o = tl.load(O + i * (1 << LOG) + tl.arange(0, 1 << LOG)[None, :])
+        o = o * tl.rsqrt(total * (1.0 / (1 << LOG)) + eps)[:, None]
         x = tl.reshape(o, (G, 8, 4, 2))
     else:
         x = tl.load(O + places(G))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from moeflux.backends.base import Backend, Costs, DeviceRoom
 from moeflux.backends.state import BLOCK
 from moeflux.core.config import Kv, Scales
+from moeflux.core.pages import round_up
 from moeflux.models.spec import ModelSpec
-from moeflux.runtime.forecast import Rates
-from moeflux.runtime.scratch import scratch_bytes
-from moeflux.runtime.sizes import F32_BYTES, Sizes
-from moeflux.runtime.slot_size import pool_bytes, reader_bytes, round_up
-from moeflux.runtime.text_size import TextNeeds, logit_bytes
+from moeflux.plan.forecast import Rates
+from moeflux.plan.sizes import Sizes
+from moeflux.plan.slot_size import pool_bytes, reader_bytes
+from moeflux.plan.text_size import TextNeeds, logit_bytes
 from moeflux.store.store import slot_bytes_of
 
 MIB = 2**20
@@ -32,12 +33,13 @@ class Resources:
 
     budget: int  # bytes of the whole process
     base: int  # bytes that it uses before anything loads
-    threads: int
+    backend: Backend  # what it computes with, which says what that costs
     context: int = DEFAULT_CONTEXT  # tokens of one sequence
     direct: bool = True
     n_readers: int = DEFAULT_READERS
     rates: Rates = field(default_factory=Rates)
-    backend: str = "native"
+    device: DeviceRoom | None = None  # that the backend computes on, where it has memory of its own
+    vram: int | None = None  # bytes of it that may be used; None: what is free
     slots: int | None = None  # no more than so many, whatever the budget
     scales: Scales = "auto"
     kv: Kv = "bf16"
@@ -53,24 +55,30 @@ class Needs:
     def __init__(self, spec: ModelSpec, sizes: Sizes, resources: Resources, *, keep_scales: bool = False) -> None:
         """`keep_scales`: of all experts, beside the slots."""
         self.spec, self.sizes, self.resources, self.keep_scales = spec, sizes, resources, keep_scales
+        self._costs: dict[int, Costs] = {}
         slots = sizes.weight_parts if keep_scales else sizes.expert_parts
         self.slot = max(slot_bytes_of(parts, resources.direct) for parts in slots)
         self.scales = sizes.kept_scales if keep_scales else 0
         self.readers = resources.n_readers * reader_bytes(resources.direct)
-        self.trunk = sizes.trunk_in_memory if resources.backend == "native" else _decoded_trunk(spec, sizes)
-        self.state = resources.sequences * state_bytes(sizes, resources.context, resources.kv) + resources.prefixes
-        self.checkpoints = checkpoint_bytes(sizes, resources)
+        here = self.costs(CHUNKS[-1]).ram
+        self.trunk = here.trunk
+        self.all_states = resources.sequences * state_bytes(sizes, resources.context, resources.kv) + resources.prefixes
+        self.all_checkpoints = checkpoint_bytes(sizes, resources)
+        self.state, self.checkpoints = (self.all_states, self.all_checkpoints) if here.keeps_states else (0, 0)
         self.text, self.constraints = resources.text.kept, resources.text.constraints
         self.logits = logit_bytes(spec.vocab, resources.sequences)
         self.opening = resources.base + RUNNING_BYTES + resources.text.opening  # when nothing else is there yet
         self.fixed = resources.base + RUNNING_BYTES + self.trunk + self.state + self.scales
         self.fixed += self.checkpoints + self.text + self.constraints + self.logits
-        self._scratch: dict[int, int] = {}
+
+    def costs(self, tokens: int) -> Costs:
+        """By tier, with prompts in chunks of so many tokens."""
+        if tokens not in self._costs:
+            self._costs[tokens] = self.resources.backend.costs(self.spec, self.sizes, tokens)
+        return self._costs[tokens]
 
     def scratch(self, tokens: int) -> int:
-        if tokens not in self._scratch:
-            self._scratch[tokens] = scratch_bytes(self.spec, tokens, self.resources.threads, self.sizes.integer)
-        return self._scratch[tokens]
+        return self.costs(tokens).ram.scratch
 
     @cached_property
     def fewest_slots(self) -> int:
@@ -142,10 +150,3 @@ def checkpoint_bytes(sizes: Sizes, resources: Resources) -> int:
     each = conversation_bytes(sizes, 0, resources.kv, resources.checkpoints) - sizes.state_per_sequence
     moving = BLOCK * sizes.kept_per_token(resources.kv) + sizes.state_per_sequence if sizes.state_per_sequence else 0
     return each * resources.sequences + moving
-
-
-def _decoded_trunk(spec: ModelSpec, sizes: Sizes) -> int:
-    """On the numpy backend, which decodes all but the embedding table to f32."""
-    tied = spec.head is None
-    weights = sum(weight.count for weight in spec.weights()) - (0 if tied else spec.embedding.count)
-    return weights * F32_BYTES + sizes.trunk - (0 if tied else sizes.trunk_read_per_token)

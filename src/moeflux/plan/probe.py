@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from moeflux.backends.native.ops import NativeOps
+from moeflux.backends.base import Backend
 from moeflux.formats.checkpoint import Checkpoint
-from moeflux.runtime.drive import ExpertReads, Sample
+from moeflux.plan.drive import ExpertReads, Sample
 
 DEPTHS = (1, 4, 16)  # readers
 SAMPLE_SECONDS = 0.1
@@ -83,9 +83,7 @@ def choose(samples: Sequence[Sample]) -> Sample:
     return max(alike, key=lambda sample: sample.n_readers)
 
 
-def probe_memory(threads: int, n_bytes: int = MEMORY_BYTES) -> MemoryProbe:
-    ops = NativeOps(threads)
-    buffer = ops.allocate(n_bytes)
-    buffer[:] = 1  # so that every page is there
-    seconds = min(ops.time_read(buffer) for _ in range(3))
-    return MemoryProbe(threads, n_bytes / seconds, ops.multiply_rate())
+def probe_memory(backend: Backend, n_bytes: int = MEMORY_BYTES) -> MemoryProbe | None:
+    """None for a backend that does not measure itself."""
+    found = backend.measure(n_bytes)
+    return None if found is None else MemoryProbe(*found)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moeflux.core.pages import HUGE_PAGE, PAGE, round_up, touched
+
 LINE = 64
-PAGE = 4096
-HUGE_PAGE = 2 * 2**20
 BLOCK_BYTES = 256 * 2**20  # of slots that are allocated together
 BOUNCE_BYTES = 2**20  # of a reader, for what is not read in place
 STACK_BYTES = 64 * 2**10  # what a reader touches of its stack
@@ -35,12 +35,3 @@ def kept_bytes(n_experts: int, parts: Sequence[int]) -> int:
 def reader_bytes(direct: bool) -> int:
     """Of one reader."""
     return STACK_BYTES + (BOUNCE_BYTES if direct else 0)
-
-
-def touched(n: int) -> int:
-    """Of a block of so many bytes that is written to: large ones lie on huge pages."""
-    return round_up(n, HUGE_PAGE if n >= HUGE_PAGE else PAGE)
-
-
-def round_up(n: int, unit: int) -> int:
-    return -(-n // unit) * unit

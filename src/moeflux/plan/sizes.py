@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from moeflux.backends.native.arena import arena_bytes
 from moeflux.core.config import Kv
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.quant import Codec, Component, Shape, describe
 from moeflux.formats.quant_rules import QuantRules
 from moeflux.formats.tensors import TensorView
 from moeflux.models.spec import Attention, DeltaNet, Mixer, Mla, ModelSpec
-from moeflux.runtime.codecs import planned_codec, planned_experts
-from moeflux.runtime.slot_size import kept_bytes
-from moeflux.runtime.trunk import check_trunk
+from moeflux.plan.codecs import planned_codec, planned_experts
+from moeflux.plan.slot_size import kept_bytes
+from moeflux.plan.views import check_trunk
 
 BF16_BYTES, F32_BYTES = 2, 4
 
@@ -27,7 +27,8 @@ class Sizes:
     total_params: int
     active_params: int  # that one token is multiplied with: all of the trunk but the embedding table, and k experts
     trunk: int
-    trunk_in_memory: int  # on the native backend: matrices as they are stored, vectors in f32, on huge pages
+    trunk_matrices: Parts  # components of its matrices, in the order in which they are loaded
+    trunk_vectors: int  # all others in f32
     trunk_read_per_token: int  # the trunk but the embedding table
     expert: int  # the largest, where layers differ
     expert_parts: tuple[Parts, ...]  # sizes of an expert's components; more than one where layers differ
@@ -41,6 +42,9 @@ class Sizes:
     state_per_token: int  # keys and values in bf16
     state_per_sequence: int  # recurrent state in f32, whatever the length
     expert_codec: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "trunk_matrices"}
 
     def kept_per_token(self, kv: Kv) -> int:
         """Keys and values as they are kept."""
@@ -100,7 +104,8 @@ def _sizes(
         total_params=trunk_params + sum(one[i] * moe.router.n_experts for i, moe in layers),
         active_params=read_params + sum(one[i] * moe.router.k for i, moe in layers),
         trunk=trunk,
-        trunk_in_memory=_trunk_in_memory(spec, stored),
+        trunk_matrices=_trunk_matrices(spec, stored),
+        trunk_vectors=sum(w.count * F32_BYTES for w in spec.weights() if w.kind not in ("matrix", "embedding")),
         trunk_read_per_token=trunk - embedding,
         expert=max(expert_bytes.values()),
         expert_parts=tuple(dict.fromkeys(parts.values())),
@@ -117,15 +122,13 @@ def _sizes(
     )
 
 
-def _trunk_in_memory(spec: ModelSpec, stored: dict[str, Parts]) -> int:
-    vectors, matrices = 0, []
+def _trunk_matrices(spec: ModelSpec, stored: dict[str, Parts]) -> Parts:
+    found: list[int] = []
     for weight in spec.weights():
         if weight.kind in ("matrix", "embedding"):
             names = [weight.name] if weight.name in stored else [name for name, _ in weight.split]
-            matrices += [n for name in names for n in stored[name]]
-        else:
-            vectors += weight.count * F32_BYTES
-    return vectors + arena_bytes(matrices)
+            found += [n for name in names for n in stored[name]]
+    return tuple(found)
 
 
 def _values_per_token(mixer: Mixer) -> int:

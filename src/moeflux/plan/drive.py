@@ -22,11 +22,11 @@ from typing import Any, Self
 import numpy as np
 
 from moeflux.core.errors import ReadError
+from moeflux.core.pages import PAGE, round_up
 from moeflux.formats.checkpoint import Checkpoint
 from moeflux.formats.experts import ExpertTable
 from moeflux.formats.files import Extent
-from moeflux.runtime.page_cache import cached_share, forget
-from moeflux.runtime.slot_size import PAGE, round_up
+from moeflux.plan.page_cache import cached_share, forget
 
 SAMPLE_BYTES = 256 * 2**20  # at most, but for large experts
 COLD_SHARE = 0.02  # of a sample may have been in the page cache

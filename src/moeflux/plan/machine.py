@@ -8,11 +8,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeflux.backends.native.ops import available_isas
-from moeflux.runtime.memory import PROC, free_memory
+from moeflux.backends.registry import best_isa
+from moeflux.plan.memory import PROC, free_memory
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+FIELDS = ("name", "memory.total", "memory.free", "driver_version", "compute_cap")
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 SECONDS = 10.0
 MIB = 2**20
 
@@ -34,8 +35,13 @@ class MemoryFacts:
 
 @dataclass(frozen=True)
 class Gpu:
+    """What its driver says; None where it does not."""
+
     name: str
-    memory: int | None
+    memory: int | None = None
+    free: int | None = None
+    driver: str | None = None
+    capability: str | None = None  # of computing, like 9.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Place:
 def read_processor(proc: Path = PROC) -> Processor:
     names = [line.split(":", 1)[1].strip() for line in _lines(proc / "cpuinfo") if line.startswith("model name")]
     usable = len(os.sched_getaffinity(0))
-    return Processor(names[0] if names else "unknown", os.cpu_count() or usable, usable, available_isas()[0])
+    return Processor(names[0] if names else "unknown", os.cpu_count() or usable, usable, best_isa())
 
 
 def read_memory(proc: Path = PROC, huge_pages: Path = HUGE_PAGES) -> MemoryFacts:
@@ -66,11 +72,19 @@ def find_gpus(proc: Path = PROC) -> tuple[Gpu, ...]:
             result = subprocess.run(QUERY, capture_output=True, text=True, timeout=SECONDS)
         except (OSError, subprocess.TimeoutExpired):
             return ()
-        rows = [line.rsplit(",", 1) for line in result.stdout.splitlines() if "," in line]
-        return tuple(Gpu(name.strip(), int(mib) * MIB if mib.strip().isdigit() else None) for name, mib in rows)
+        rows = [
+            line.rsplit(",", len(FIELDS) - 1) for line in result.stdout.splitlines() if line.count(",") >= len(FIELDS) - 1
+        ]
+        return tuple(_gpu(*(word.strip() for word in row)) for row in rows)
     found = sorted((proc / "driver/nvidia/gpus").glob("*/information"))
     names = [line.split(":", 1)[1].strip() for path in found for line in _lines(path) if line.startswith("Model:")]
-    return tuple(Gpu(name, None) for name in names)
+    return tuple(Gpu(name) for name in names)
+
+
+def _gpu(name: str, total: str, free: str, driver: str, capability: str) -> Gpu:
+    memory, left = (int(word) * MIB if word.isdigit() else None for word in (total, free))
+    version, able = (word if word[:1].isdigit() else None for word in (driver, capability))
+    return Gpu(name, memory, left, version, able)
 
 
 def read_place(folder: Path, proc: Path = PROC) -> Place:

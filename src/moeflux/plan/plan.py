@@ -8,19 +8,21 @@ of all experts are kept in memory if what slots lose by that costs less than wha
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from moeflux.core.errors import BudgetError
 from moeflux.core.units import format_at_least, format_bytes
 from moeflux.models.spec import ModelSpec
-from moeflux.runtime.forecast import Forecast, local_hit_rate, make_forecast
-from moeflux.runtime.needs import CHUNKS, RUNNING_BYTES, USUAL_CHUNK, Needs, Resources
-from moeflux.runtime.sizes import Sizes
-from moeflux.runtime.slot_size import pool_bytes, slots_within
-from moeflux.runtime.text_size import logit_rows
+from moeflux.plan.forecast import Forecast, local_hit_rate, make_forecast
+from moeflux.plan.needs import CHUNKS, RUNNING_BYTES, USUAL_CHUNK, Needs, Resources
+from moeflux.plan.sizes import Sizes
+from moeflux.plan.slot_size import pool_bytes, slots_within
+from moeflux.plan.text_size import logit_rows
+from moeflux.plan.vram import Vram, plan_vram
 
 DEFAULT_PROMPT = 2048
+PASSING = 64  # slots that experts pass through on their way to a device
 READ_COST = 2**16  # bytes that cost as much as one more read: tens of microseconds of a processor, and of the drive
 
 
@@ -39,6 +41,7 @@ class Memory:
     text: int = 0  # tokenizer
     constraints: int = 0  # the vocabulary as grammars need it
     logits: int = 0  # and choosing a token
+    records: int = 0  # of all experts, where a device reads those that it has no slot for
 
     @property
     def states(self) -> int:
@@ -72,10 +75,13 @@ class Plan:
     forecast: Forecast
     warnings: tuple[str, ...]
     drive_bytes_s: float | None = None  # what the drive gives at best, where it was measured
+    vram: Vram | None = None  # the same for a device with memory of its own, which is then above this memory
 
     @property
     def state_limit(self) -> int:
         """Bytes that states may take: those planned for them, and what nobody else needs."""
+        if self.vram is not None:
+            return self.vram.states + max(0, self.vram.budget - self.vram.total)
         return self.memory.states + max(0, self.budget - self.memory.total)
 
     @property
@@ -89,29 +95,33 @@ class Plan:
         return self.n_slots / self.n_experts
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "memory": {**asdict(self.memory), "total": self.memory.total}, "share": self.share}
+        vram = self.vram.as_dict() if self.vram else None
+        memory = {**asdict(self.memory), "total": self.memory.total}
+        return {**asdict(self), "memory": memory, "share": self.share, "vram": vram}
 
 
 def make_plan(spec: ModelSpec, sizes: Sizes, resources: Resources, prompt: int = DEFAULT_PROMPT) -> Plan:
     """`prompt`: tokens before the first one is generated, for its time. Raises BudgetError below the floor."""
     plain = Needs(spec, sizes, resources)
-    choice = _arrange(plain)
+    vram = plan_vram(plain, resources.device) if resources.device else None
+    choice = _arrange(plain) if vram is None else _arrange_below(plain, vram)
     if choice is None:
         raise _too_small(resources, plain)
-    if not choice.resident and sizes.kept_scales and resources.scales != "streamed":
+    if vram is None and not choice.resident and sizes.kept_scales and resources.scales != "streamed":
         other = _arrange(Needs(spec, sizes, resources, keep_scales=True))
         if other and not other.resident and (resources.scales == "kept" or _cost(other) < _cost(choice)):
             choice = other
     needs, chunk, n_slots, resident = choice.needs, choice.chunk, choice.n_slots, choice.resident
+    held = resident or bool(vram and (vram.resident or choice.records))  # nothing comes from the drive
     forecast = make_forecast(
-        spec, sizes, resources.rates,
-        n_slots=n_slots, resident=resident, chunk=chunk, context=resources.context, prompt=prompt,
+        spec, sizes, resources.rates if vram is None else replace(resources.rates, memory=None, macs=None),
+        n_slots=sizes.n_experts if held else n_slots, resident=held, chunk=chunk, context=resources.context, prompt=prompt,
         kv=resources.kv, keep_scales=needs.keep_scales,
     )  # fmt: skip
     return Plan(
         budget=resources.budget,
         context=resources.context,
-        memory=_memory(resources, needs, chunk, n_slots),
+        memory=_memory(resources, needs, choice),
         n_slots=n_slots,
         n_experts=sizes.n_experts,
         slot_bytes=needs.slot,
@@ -129,6 +139,7 @@ def make_plan(spec: ModelSpec, sizes: Sizes, resources: Resources, prompt: int =
         forecast=forecast,
         warnings=tuple(_warnings(plain, choice)),
         drive_bytes_s=resources.rates.drive,
+        vram=vram,
     )
 
 
@@ -138,6 +149,7 @@ class _Choice:
     chunk: int
     n_slots: int
     resident: bool
+    records: int = 0
 
 
 def _arrange(needs: Needs) -> _Choice | None:
@@ -158,6 +170,28 @@ def _arrange(needs: Needs) -> _Choice | None:
     return _Choice(needs, chunk, n_slots, n_slots == most)
 
 
+def _arrange_below(needs: Needs, vram: Vram) -> _Choice | None:
+    """Host memory under a device's: slots that experts pass through; all experts besides, where the device lacks slots and
+    they fit; else as many slots as do."""
+    room, most = (
+        needs.resources.budget - needs.fixed - needs.scratch(vram.chunk_tokens) - needs.readers,
+        needs.sizes.n_experts,
+    )
+    fits = slots_within(room, needs.slot)
+    if needs.resources.budget < needs.opening or fits < needs.fewest_slots:
+        return None
+    few = min(fits, most, needs.fewest_slots + PASSING)
+    if needs.resources.slots is not None:
+        fits, few = min(fits, needs.resources.slots), min(few, needs.resources.slots)
+    if vram.resident:
+        return _Choice(needs, vram.chunk_tokens, few, False)
+    records = most * vram.slots // max(1, vram.n_slots + vram.n_staged)
+    if records and room >= pool_bytes(few, needs.slot) + records:
+        return _Choice(needs, vram.chunk_tokens, few, False, records)
+    n_slots = min(most, fits)
+    return _Choice(needs, vram.chunk_tokens, n_slots, n_slots == most)
+
+
 def _cost(choice: _Choice) -> float:
     """What is read for a token with some locality, a read counted as bytes too."""
     sizes = choice.needs.sizes
@@ -166,7 +200,8 @@ def _cost(choice: _Choice) -> float:
     return missing * max(sum(each) + READ_COST * len(each) for each in parts)
 
 
-def _memory(resources: Resources, needs: Needs, chunk: int, n_slots: int) -> Memory:
+def _memory(resources: Resources, needs: Needs, choice: _Choice) -> Memory:
+    chunk, n_slots = choice.chunk, choice.n_slots
     return Memory(
         base=resources.base + RUNNING_BYTES,
         trunk=needs.trunk,
@@ -179,6 +214,7 @@ def _memory(resources: Resources, needs: Needs, chunk: int, n_slots: int) -> Mem
         text=needs.text,
         constraints=needs.constraints,
         logits=needs.logits,
+        records=choice.records,
     )
 
 
@@ -217,12 +253,13 @@ def _warnings(needs: Needs, choice: _Choice) -> list[str]:
     if resources.scales == "kept" and not (choice.needs.keep_scales or choice.resident):
         why = f"those of all experts take {format_bytes(sizes.kept_scales)}" if sizes.kept_scales else "there are none"
         found.append(f"scales are not kept in memory: {why}")
-    if n_slots < sizes.working_set:
+    below_device = resources.device is not None
+    if n_slots < sizes.working_set and not below_device:
         found.append(
             f"{n_slots} experts fit, one token needs {sizes.working_set}: below that an LRU cache has no hits at all; "
             f"from {format_at_least(needs.cliff_budget)} on it has"
         )
-    if choice.chunk < min(USUAL_CHUNK, resources.context):
+    if choice.chunk < min(USUAL_CHUNK, resources.context) and not below_device:
         found.append(f"memory is tight: prompts run in chunks of {choice.chunk} tokens, and each chunk reads experts anew")
     if resources.context > spec.context:
         found.append(f"the context of {resources.context} is longer than the model's own, {spec.context}")

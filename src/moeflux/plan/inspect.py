@@ -6,13 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from moeflux.backends.registry import gpu_refusal
 from moeflux.core.errors import OptionError
 from moeflux.formats.checkpoint import Checkpoint, has_weights, read_config
 from moeflux.formats.quant_rules import read_quant_rules
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import Attention, DeltaNet, Mixer, Mla, ModelSpec
-from moeflux.runtime.engine import skipped_note
-from moeflux.runtime.sizes import Sizes, measure, predict
+from moeflux.plan.sizes import Sizes, measure, predict
+from moeflux.plan.views import skipped_note
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Report:
     shapes: dict[str, int]
     mixers: dict[str, int]  # kind of layer -> how many
     sizes: Sizes
+    gpu: str | None  # why a GPU would decode it block by block, which is slow; None: in one go
     notes: tuple[str, ...]
 
 
@@ -55,7 +57,7 @@ def _report(spec: ModelSpec, layout: str | None, sizes: Sizes, notes: tuple[str,
         "context": spec.context,
     }
     mixers = dict(Counter(_kind(layer.mixer) for layer in spec.layers))
-    return Report(spec.model_type, layout, shapes, mixers, sizes, notes)
+    return Report(spec.model_type, layout, shapes, mixers, sizes, gpu_refusal(spec, sizes), notes)
 
 
 def _kind(mixer: Mixer) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from moeflux.core.pages import HUGE_PAGE, PAGE, round_up
 from moeflux.models.spec import Attention, DeltaNet, Dense, Layer, Mixer, Mla, ModelSpec, Moe
-from moeflux.runtime.slot_size import HUGE_PAGE, PAGE, round_up
 
 F32, POINTER = 4, 8
 ATTEND_TOKENS, ATTEND_HEADS, ATTEND_BLOCK, ATTEND_TURNED = 16, 8, 64, 32  # as in native/kernels.h

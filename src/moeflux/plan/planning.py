@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from moeflux.backends.base import Backend
+from moeflux.backends.registry import choose_backend
 from moeflux.core.config import EngineConfig
 from moeflux.core.errors import BudgetError, OptionError
 from moeflux.core.units import format_bytes
@@ -15,14 +17,14 @@ from moeflux.formats.checkpoint import Checkpoint, has_weights, read_config
 from moeflux.formats.quant_rules import AffineRule, QuantRules, read_quant_rules
 from moeflux.models.registry import read_spec
 from moeflux.models.spec import ModelSpec
-from moeflux.runtime.advice import Choice, suggest
-from moeflux.runtime.forecast import Rates
-from moeflux.runtime.memory import default_budget, free_memory, used_now
-from moeflux.runtime.needs import DEFAULT_CONTEXT, Resources
-from moeflux.runtime.plan import DEFAULT_PROMPT, Plan, make_plan
-from moeflux.runtime.probe import DriveProbe, MemoryProbe, probe_drive, probe_memory
-from moeflux.runtime.sizes import Sizes, measure, predict
-from moeflux.runtime.text_size import TextNeeds, text_needs
+from moeflux.plan.advice import Choice, suggest
+from moeflux.plan.forecast import Rates
+from moeflux.plan.memory import default_budget, free_memory, used_now
+from moeflux.plan.needs import DEFAULT_CONTEXT, Resources
+from moeflux.plan.plan import DEFAULT_PROMPT, Plan, make_plan
+from moeflux.plan.probe import DriveProbe, MemoryProbe, probe_drive, probe_memory
+from moeflux.plan.sizes import Sizes, measure, predict
+from moeflux.plan.text_size import TextNeeds, text_needs
 
 ASSUMED = AffineRule(bits=4, group=64)
 
@@ -37,6 +39,8 @@ class Wanted:
     drive: int | None = None
     memory: int | None = None
     threads: int | None = None
+    backend: str = "auto"
+    vram: int | None = None
     text: TextNeeds | None = None  # of a model that is only planned
 
 
@@ -59,7 +63,7 @@ class PlanReport:
             "rates": asdict(self.rates),
             "drive_probe": self.drive.as_dict() if self.drive else None,
             "memory_probe": self.memory.as_dict() if self.memory else None,
-            "sizes": asdict(self.sizes),
+            "sizes": self.sizes.as_dict(),
             "notes": list(self.notes),
         }
 
@@ -68,6 +72,7 @@ def plan_model(path: Path, wanted: Wanted) -> PlanReport:
     """Of a model folder, or of a config.json without weights, whose drive must be given. Probes what was not given."""
     config = read_config(path)
     spec = read_spec(config)
+    backend, chosen = _backend(wanted)
     if not path.is_dir() and path.suffix != ".json":
         raise OptionError("is neither a model folder nor a config.json", where=str(path))
     if not has_weights(path):
@@ -79,28 +84,27 @@ def plan_model(path: Path, wanted: Wanted) -> PlanReport:
             )
         rules, notes = _rules(config)
         wanted = replace(wanted, text=text_needs(path, spec.vocab, "all"))
-        return _report(spec, predict(spec, rules), wanted, None, notes)
+        return _report(spec, backend, predict(spec, rules), wanted, None, (*chosen, *notes))
     checkpoint = Checkpoint(path, spec.names)
     try:
         sizes = measure(spec, checkpoint)
         wanted = replace(wanted, text=text_needs(path, spec.vocab, "all"))
-        first = make_plan(spec, sizes, _resources(spec, wanted, None, None))  # refuses before anything is measured
+        first = make_plan(spec, sizes, _resources(spec, backend, wanted, None, None))  # refuses before anything is measured
         probe = (
             probe_drive(checkpoint, [i for i, _ in spec.moe_layers()], weights_only=first.keep_scales)
             if wanted.drive is None
             else None
         )
-        return _report(spec, sizes, wanted, probe, probe.notes if probe else ())
+        return _report(spec, backend, sizes, wanted, probe, (*chosen, *(probe.notes if probe else ())))
     finally:
         checkpoint.close()
 
 
-def plan_engine(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint: Checkpoint) -> Plan:
+def plan_engine(config: EngineConfig, backend: Backend, spec: ModelSpec, sizes: Sizes, checkpoint: Checkpoint) -> Plan:
     """Of a model that is being opened. The drive is looked at only where something will be read from it."""
-    wanted = Wanted(ram=config.ram_bytes, context=config.context, threads=config.n_threads)
+    wanted = Wanted(ram=config.ram_bytes, context=config.context, vram=config.vram_bytes)
     resources = replace(
-        _resources(spec, wanted, None, None),
-        backend=config.resolved_backend,
+        _resources(spec, backend, wanted, None, None),
         slots=config.slots,
         scales=config.scales,
         kv=config.kv,
@@ -110,7 +114,7 @@ def plan_engine(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint:
         text=text_needs(config.model, spec.vocab, config.text, config.sequences),
     )
     plan = make_plan(spec, sizes, resources)
-    if plan.resident or config.resolved_backend != "native":
+    if plan.resident or plan.memory.records or (plan.vram and plan.vram.resident) or not backend.streams:
         return plan
     probe = probe_drive(checkpoint, [i for i, _ in spec.moe_layers()], weights_only=plan.keep_scales)
     resources = replace(resources, scales="kept" if plan.keep_scales else "streamed")  # as was measured
@@ -121,10 +125,15 @@ def plan_engine(config: EngineConfig, spec: ModelSpec, sizes: Sizes, checkpoint:
     return make_plan(spec, sizes, replace(resources, rates=fast.rates))
 
 
-def _report(spec: ModelSpec, sizes: Sizes, wanted: Wanted, probe: DriveProbe | None, notes: tuple[str, ...]) -> PlanReport:
-    threads = wanted.threads or EngineConfig(Path()).n_threads
-    memory = probe_memory(threads) if wanted.memory is None else None
-    resources = _resources(spec, replace(wanted, threads=threads), probe, memory)
+def _backend(wanted: Wanted) -> tuple[Backend, tuple[str, ...]]:
+    return choose_backend(EngineConfig(Path(), wanted.backend, wanted.threads, vram=wanted.vram))
+
+
+def _report(
+    spec: ModelSpec, backend: Backend, sizes: Sizes, wanted: Wanted, probe: DriveProbe | None, notes: tuple[str, ...]
+) -> PlanReport:
+    memory = probe_memory(backend) if wanted.memory is None else None
+    resources = _resources(spec, backend, wanted, probe, memory)
     prompt = wanted.prompt or min(DEFAULT_PROMPT, resources.context)
     plan = make_plan(spec, sizes, resources, prompt)
     free = free_memory() + used_now()
@@ -134,12 +143,16 @@ def _report(spec: ModelSpec, sizes: Sizes, wanted: Wanted, probe: DriveProbe | N
     return PlanReport(spec.model_type, sizes, plan, faster, resources.rates, probe, memory, notes)
 
 
-def _resources(spec: ModelSpec, wanted: Wanted, drive: DriveProbe | None, memory: MemoryProbe | None) -> Resources:
+def _resources(
+    spec: ModelSpec, backend: Backend, wanted: Wanted, drive: DriveProbe | None, memory: MemoryProbe | None
+) -> Resources:
     base = used_now()
     resources = Resources(
         budget=default_budget(free_memory(), base) if wanted.ram is None else wanted.ram,
         base=base,
-        threads=wanted.threads or EngineConfig(Path()).n_threads,
+        backend=backend,
+        device=backend.room,
+        vram=wanted.vram,
         context=wanted.context or min(DEFAULT_CONTEXT, spec.context),
         checkpoints=EngineConfig(Path()).checkpoints,
         text=wanted.text or TextNeeds(),

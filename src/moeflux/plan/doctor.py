@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from moeflux.backends.registry import OLDEST_GPU, missing_packages, open_backend
+from moeflux.core.config import EngineConfig
 from moeflux.core.units import format_bytes
 from moeflux.formats.checkpoint import Checkpoint, read_config
 from moeflux.models.registry import read_spec
-from moeflux.runtime.machine import Gpu, MemoryFacts, Place, Processor, find_gpus, read_memory, read_place, read_processor
-from moeflux.runtime.memory import default_budget, used_now
-from moeflux.runtime.page_cache import cached_share, forget
-from moeflux.runtime.probe import MemoryProbe, probe_drive, probe_memory
+from moeflux.plan.machine import Gpu, MemoryFacts, Place, Processor, find_gpus, read_memory, read_place, read_processor
+from moeflux.plan.memory import default_budget, used_now
+from moeflux.plan.page_cache import cached_share, forget
+from moeflux.plan.probe import MemoryProbe, probe_drive, probe_memory
 
 FILE_BYTES = 256 * 2**20
 READ_BYTES = 4 * 2**20
@@ -54,7 +56,8 @@ def diagnose(path: Path, *, is_model: bool) -> Diagnosis:
     """`path`: a model, whose own experts are read to measure the drive, or a folder, where a file is written for that."""
     processor, memory, gpus = read_processor(), read_memory(), find_gpus()
     place = read_place(path if path.is_dir() else path.parent)
-    rates = probe_memory(processor.usable)
+    rates = probe_memory(open_backend(EngineConfig(path, "native", processor.usable)))
+    assert rates is not None
     drive = _model_speed(path) if is_model else folder_speed(path, place.free)
     budget = default_budget(memory.free, used_now())
     uses = tuple(_uses(processor, gpus, budget))
@@ -120,8 +123,18 @@ def _uses(processor: Processor, gpus: tuple[Gpu, ...], budget: int) -> Iterator[
     threads = f"{processor.usable} thread{'s' if processor.usable > 1 else ''}"
     yield f"the native backend with {processor.isa} kernels and {threads}"
     yield f"up to {format_bytes(budget)} of memory where --ram says nothing else"
-    if gpus:
-        yield "no GPU: the engine does not drive the fast kernels of backend 'cuda' yet"
+    for gpu in gpus[:1]:
+        reason = gpu_unusable(gpu)
+        yield f"no GPU: {reason}" if reason else f"{gpu.name} where a model has kernels for it and its trunk fits there"
+
+
+def gpu_unusable(gpu: Gpu) -> str | None:
+    """Why it cannot be used, or None, as far as can be said without opening it."""
+    if missing := missing_packages():
+        return f"the packages {' and '.join(missing)} are not installed (pip install 'moeflux[cuda]')"
+    if gpu.capability is not None and tuple(map(int, gpu.capability.split("."))) < OLDEST_GPU:
+        return f"{gpu.name} has compute capability {gpu.capability}, kernels need {'.'.join(map(str, OLDEST_GPU))}"
+    return None
 
 
 def _faster(processor: Processor, memory: MemoryFacts, place: Place, drive: DriveSpeed | None) -> Iterator[str]:

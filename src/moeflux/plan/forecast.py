@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from moeflux.core.config import Kv
 from moeflux.models.spec import ModelSpec
-from moeflux.runtime.sizes import Sizes
+from moeflux.plan.sizes import Sizes
 
 # Share of the experts in memory and hit rate: what others published about three models (Kimi-Linear, Qwen3.6-35B and a
 # 512-expert Qwen) with an LRU cache. An estimate for any other model, and not measured here.

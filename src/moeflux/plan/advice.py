@@ -8,10 +8,10 @@ from typing import Any
 
 from moeflux.core.units import format_at_least, format_bytes
 from moeflux.models.spec import ModelSpec
-from moeflux.runtime.forecast import MEMORY
-from moeflux.runtime.needs import Resources
-from moeflux.runtime.plan import Plan, make_plan
-from moeflux.runtime.sizes import Sizes
+from moeflux.plan.forecast import MEMORY
+from moeflux.plan.needs import Resources
+from moeflux.plan.plan import Plan, make_plan
+from moeflux.plan.sizes import Sizes
 
 WORTH = 1.05  # times as fast, at one end of the range
 
