@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/* native/*/*) CMakeLists.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-cuda lint format sanitize sanitize-native soak soak-serve clients agents test-agents clean
+.PHONY: demo test test-cuda lint format sanitize sanitize-native soak soak-serve clients conformance agents test-agents clean
 
 # The demo model has 256 experts; only 40 % of them may be in memory, so that the others are really streamed.
 demo: $(VENV)/.package
@@ -72,6 +72,10 @@ clients:
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check litellm==1.106.2 llm-comply==0.5.0 \
 	  schemathesis==4.32.5 'lm-eval[api]==0.4.13'
+
+# The table of docs/server.md.
+conformance: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m serve.conformance
 
 # Coding agents and SDKs in JavaScript, pinned, with a node of their own: 1.4 GB from npm. Then `make test-agents`.
 AGENTS := .agents

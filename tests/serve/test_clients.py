@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import moeflux
+from serve.server import serving
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parent.parent / ".venv-clients" / "bin"
@@ -41,22 +42,16 @@ def test_litellm(server):
     assert told["failed"] == "ContextWindowExceededError"
 
 
-def test_llm_comply_finds_nothing_wrong_with_chat_completions(server):
-    """Its checks of images want acceptance: a text model answers 400, and they are left out."""
-    ran = run("llm-comply", "--format", "openai-chat", "-u", f"{server.url}/v1", "-k", "any-key", "-m", "m", "--json")
-    report = json.loads(ran.stdout[ran.stdout.index("{") :])
-    results = report.get("results") or report.get("tests") or report.get("checks")
-    failed = {
-        check.get("id") or check.get("name"): check for check in results if check.get("status") not in ("passed", "skipped")
-    }
-    assert {name for name in failed if "image" not in name.lower() and "tool" not in name.lower()} == set(), failed
+def schemathesis(folder, *options):
+    """Answers are short, so that whatever it makes up ends."""
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    with serving(folder, "--max-tokens", "3", "--context", "1024") as server:
+        command = ("schemathesis", "run", f"{server.url}/openapi.json", "--seed", "1", "-c", checks, *options)
+        return run(*command, timeout=600, cwd=folder)
 
 
-def test_schemathesis_finds_no_undocumented_answer(server):
-    ran = run(
-        "schemathesis", "run", f"{server.url}/openapi.json", "-n", "20", "--seed", "1", "-c",
-        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
-    )  # fmt: skip
+def test_schemathesis_finds_no_undocumented_answer(tmp_path):
+    ran = schemathesis(tmp_path, "-n", "10", "--phases", "fuzzing")
     assert ran.returncode == 0, ran.stdout[-6000:]
 
 

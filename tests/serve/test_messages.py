@@ -24,12 +24,14 @@ def script(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(script):
-    return anthropic.Anthropic(base_url=script.url, api_key="k", max_retries=0)
+    with anthropic.Anthropic(base_url=script.url, api_key="k", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def demo(server):
-    return anthropic.Anthropic(base_url=server.url, api_key="k", max_retries=0)
+    with anthropic.Anthropic(base_url=server.url, api_key="k", max_retries=0) as client:
+        yield client
 
 
 def ask(client, messages=ASKED, **more):

@@ -26,12 +26,14 @@ def script(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(script):
-    return openai.OpenAI(base_url=f"{script.url}/v1", api_key="k", max_retries=0)
+    with openai.OpenAI(base_url=f"{script.url}/v1", api_key="k", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def demo(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client:
+        yield client
 
 
 def ask(client, input="What does the file say?", **more):

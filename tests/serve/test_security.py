@@ -142,12 +142,16 @@ def test_what_a_server_does_not_start_with(options, word):
     assert "Traceback" not in ran.stderr
 
 
-def test_a_config_file_with_an_unknown_name(tmp_path):
-    (tmp_path / "c.toml").write_text("prot = 5")
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("prot = 5", "no such option"), ("parallel = 0", "too little"), ("port = '5'", "is no int"), ("port = ", "not TOML")],
+)
+def test_config_files_that_are_none(tmp_path, text, word):
+    (tmp_path / "c.toml").write_text(text)
     command = [sys.executable, "-m", "moeflux", "serve", "--config", str(tmp_path / "c.toml")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 1
-    assert "no such option" in ran.stderr
+    assert word in ran.stderr
 
 
 def test_a_port_that_is_taken(server):

@@ -49,7 +49,7 @@ def writer_of(text, options=None, messages=ASKED, **conversation):
 def say(text, writer, events, script, most=400):
     """Logits that ask for a script. What must not come comes not; who is led astray ends as soon as it may."""
     tokenizer, end = text.tokenizer, text.tokenizer.added["<|im_end|>"]
-    frame = text.chat.call_grammars._frame
+    frame = text.chat.call_grammars.frame
     for _ in range(most):
         if writer.reason is not None:
             break

@@ -27,6 +27,7 @@ def test_it_finds_what_a_dictionary_finds(steps, text):
         else:
             assert tree.remove(ids(key)) == plain.pop(key, None)
     assert sorted(tree) == sorted(plain)
+    assert len(tree) == len(plain)
     assert tree.get(ids(text)) == plain.get(text)
     assert tree.prefixes(ids(text)) == [(n, text[:n]) for n in range(len(text) + 1) if text[:n] in plain]
     nearest = tree.nearest(ids(text))

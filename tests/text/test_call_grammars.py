@@ -14,6 +14,7 @@ from moeflux import Grammar, InputError
 from moeflux.sampling.constraint import Vocabulary
 from moeflux.text.calls import ToolChoice
 from moeflux.text.chat import ChatFormat
+from moeflux.text.messages import Arguments
 from moeflux.text.stream import TextStream
 from moeflux.text.template import ChatTemplate
 from moeflux.text.tools import CallDelta, CallEnd, CallStart
@@ -70,7 +71,7 @@ def write(name, grammar, seed, short=True):
     pieces = [chat.tokenizer.piece(id) for id in range(chat.tokenizer.n_ids)]
     plain = np.array([piece.isascii() and len(piece) < 4 for piece in pieces])
     plain[list(chat.tokenizer.added.values())] = True
-    frame = chat.call_grammars._frame
+    frame = chat.call_grammars.frame
     closing = chat.tokenizer.encode_plain(frame.xml.close if frame.xml else '"')
     for _ in range(400):
         if constraint.finished:
@@ -140,20 +141,13 @@ def test_forced_calls_parse_and_fit(name, parallel):
 def test_the_template_writes_calls_as_the_grammar_does(name):
     """So the next prompt begins with what the model wrote."""
     chat, _, _ = style(name)
-    frame = chat.call_grammars._frame
+    frame = chat.call_grammars.frame
     for arguments in ({"city": "Rom", "n": 5}, {"city": "a\nb", "n": 0, "how": "fast"}):
         calls = [{"id": f"functions.look:{i}", "function": {"name": "look", "arguments": arguments}} for i in range(2)]
         said = {"role": "assistant", "content": "", "tool_calls": calls}
         text = chat.prompt([{"role": "user", "content": "?"}, said], TOOLS, add_generation_prompt=False).text
-        if frame.xml is None:
-            written = json.dumps(arguments)
-        else:
-            x = frame.xml
-            values = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in arguments.items())
-            written = "".join(f"{x.open}{key}{x.middle}{value}{x.close}" for key, value in values)
-        first = f"{frame.begin}look{frame.middle}{written}"
-        second = f"{frame.between}look{frame.middle.replace(':0', ':1')}{written}{frame.end}"
-        assert first + second in text
+        given = ("look", Arguments(arguments, json.dumps(arguments)))
+        assert frame.write([given, given]) in text
 
 
 @pytest.mark.parametrize("name", ["json", "xml", "deepseek", "kimi", "tight"])
@@ -169,13 +163,13 @@ def test_calls_that_a_model_opened_itself(name):
 
 
 def test_frames_are_those_of_the_templates():
-    xml = style("xml")[0].call_grammars._frame
+    xml = style("xml")[0].call_grammars.frame
     assert xml.begin == "<tool_call>\n<function="
     assert (xml.xml.open, xml.xml.middle, xml.xml.close) == ("<parameter=", ">\n", "\n</parameter>\n")
     assert xml.end == "</function>\n</tool_call>"
-    assert style("tight")[0].call_grammars._frame.begin == '<tool_call>{"name": "'
-    assert style("kimi")[0].call_grammars._frame.end == "<|tool_call_end|><|tool_calls_section_end|>"
-    assert style("json")[0].call_grammars._frame.between == '}\n</tool_call>\n<tool_call>\n{"name": "'
+    assert style("tight")[0].call_grammars.frame.begin == '<tool_call>{"name": "'
+    assert style("kimi")[0].call_grammars.frame.end == "<|tool_call_end|><|tool_calls_section_end|>"
+    assert style("json")[0].call_grammars.frame.between == '}\n</tool_call>\n<tool_call>\n{"name": "'
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moeflux import InputError
 from moeflux.text.chat import ChatFormat
+from moeflux.text.messages import Arguments
 from moeflux.text.template import ChatTemplate
 from moeflux.text.tokenizer import Tokenizer
 from text import real
@@ -81,3 +82,28 @@ def test_templates_as_transformers_renders_them(case):
         assert chat.template.render(messages, tools=tools, **variables) == wanted
 
     check()
+
+
+FRAMES = {
+    "qwen3": '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>',
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n"
+    '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+}
+
+
+def test_calls_are_framed_as_published_templates_write_them(case):
+    """What a grammar forces is what the next prompt says, of a conversation that went on with tools."""
+    name, folder, tokenizer = case
+    if name not in FRAMES:
+        pytest.skip(f"the package of {name} has no template")
+    chat = ChatFormat.open(folder, tokenizer)
+    given = Arguments({"a": 1}, '{"a": 1}')
+    assert chat.call_grammars.frame.write([("look", given)]) == FRAMES[name]
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": given}}
+    calls = [{"role": "assistant", "content": "", "tool_calls": [call, call]}, {"role": "tool", "content": "x"}]
+    tool = {"name": "look", "description": "looks", "parameters": {"type": "object"}}
+    prompt = chat.prompt([{"role": "user", "content": "hi"}, *calls], [tool])
+    assert chat.call_grammars.frame.write([("look", given), ("look", given)]) in prompt.text
+    assert "looks" in prompt.text  # told as text where the template knows no tools
+    if name == "qwen3":
+        assert tokenizer.decode(chat.thought_end) == "\n</think>\n\n"

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,9 @@ from moeflux.formats.checkpoint import read_config
 from moeflux.models.registry import read_spec
 from moeflux.session.demo import demo_model
 from moeflux.session.model_text import ModelText
+
+if TYPE_CHECKING:
+    from moeflux.serve.settings import Settings
 
 DEMO_ALIAS = "moeflux-demo"
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
@@ -67,12 +70,12 @@ def serve(
     prefix_folder: Annotated[str | None, _of(_KEPT, help="Folder where they outlive the server.")] = None,
     log: Annotated[str | None, _of("Output", help="json or none; default json, on stderr.")] = None,
     config: Annotated[Path | None, typer.Option(parser=o.path_of, help="TOML file with these options.")] = None,
-    backend: o.Backend = None,  # type: ignore[assignment]
+    backend: o.Backend = "auto",
     threads: o.Threads = None,
     ram: o.Ram = None,
     vram: o.Vram = None,
     context: o.Context = None,
-    isa: o.Isa = None,  # type: ignore[assignment]
+    isa: o.Isa = "auto",
     slots: o.Slots = None,
 ) -> None:
     """Serve a model over HTTP, in the ways of OpenAI and Anthropic. Options win over the config file."""
@@ -90,6 +93,9 @@ def _serve(arguments: dict[str, Any], config: Path | None) -> None:
     from moeflux.serve.settings import read_options
 
     said = o.given(**arguments)
+    for name in ("backend", "isa"):  # as if left out, so that a config file can say it
+        if said[name] == "auto":
+            del said[name]
     wanted = {**DEFAULTS, **(read_options(config, CONFIG) if config else {}), **said}
     folder = Path(wanted["model"]) if wanted.get("model") else demo_model()
     settings = _settings(wanted, folder)
@@ -118,7 +124,7 @@ def _serve(arguments: dict[str, Any], config: Path | None) -> None:
     run(settings, open_model, sock, moeflux.__version__, lambda: note("ready"))
 
 
-def _settings(wanted: dict[str, Any], folder: Path) -> Any:
+def _settings(wanted: dict[str, Any], folder: Path) -> Settings:
     from moeflux.serve.settings import Settings, read_keys
 
     keys = [wanted["api_key"]] if wanted.get("api_key") else []

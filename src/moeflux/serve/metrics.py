@@ -113,6 +113,7 @@ class _EngineFigures(Collector):
         yield _gauge("moeflux_expert_slots_used", "Experts in memory.", store.slots_used)
         yield _gauge("moeflux_context_tokens", "The longest sequence.", plan.context)
         if model.prefixes is not None:
+            yield _gauge("moeflux_prefix_states", "That are kept, in memory or on disk.", model.prefixes.n_states)
             yield _gauge("moeflux_prefix_memory_bytes", "Of kept states in memory.", model.prefixes.ram_bytes)
             yield _gauge("moeflux_prefix_disk_bytes", "Of kept states on disk.", model.prefixes.disk_bytes)
 

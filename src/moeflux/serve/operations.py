@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from moeflux.serve.documented import ERRORS
 from moeflux.serve.service import Service
+from moeflux.session.prefixes import PrefixStore
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -92,5 +93,9 @@ def read_status(service: Service) -> Status:
         plan={"context": plan.context, "experts": plan.n_experts, "slots": plan.n_slots, "share": plan.share,
               "budget_bytes": plan.budget},
         experts={"hit_rate": store.hit_rate, "bytes_read": store.bytes_read, "slots_used": store.slots_used},
-        prefixes=None if prefixes is None else {"ram_bytes": prefixes.ram_bytes, "disk_bytes": prefixes.disk_bytes},
+        prefixes=None if prefixes is None else _kept(prefixes),
     )  # fmt: skip
+
+
+def _kept(prefixes: PrefixStore) -> dict[str, Any]:
+    return {"states": prefixes.n_states, "ram_bytes": prefixes.ram_bytes, "disk_bytes": prefixes.disk_bytes}

@@ -103,7 +103,7 @@ class Service:
     @property
     def loaded(self) -> Model | None:
         """For figures: also while it drains."""
-        return self._model
+        return None if self._model_closed else self._model
 
     async def begin(self, asks: Sequence[Ask], request_id: str, client: str = "") -> Answering:
         """What was asked, with the first of it submitted. Raises typed errors; see `serve/errors`.

@@ -49,9 +49,17 @@ class Settings:
             )
         if not 0 <= self.port < 65536:
             raise OptionError(f"{self.port} is not a port", where="option 'port'", hint="0 to 65535; 0: any free one")
-        for name in ("heartbeat", "drain"):
-            if not getattr(self, name) >= 0:
-                raise OptionError(f"{getattr(self, name)!r} is not a number of seconds", where=f"option {name!r}")
+        for name, least in (
+            ("heartbeat", 0),
+            ("drain", 0),
+            ("deadline", 0),
+            ("parallel", 1),
+            ("max_queue", 1),
+            ("max_tokens", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise OptionError(f"{value!r} is too little", where=f"option {name!r}", hint=f"{least} or more")
 
     @property
     def is_local(self) -> bool:
@@ -81,7 +89,7 @@ def read_options(path: Path, known: Mapping[str, type]) -> dict[str, Any]:
         wanted = known[name]
         good = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
         if not good or (isinstance(value, bool) and wanted is not bool):
-            raise OptionError(f"{value!r} is not a {wanted.__name__}", where=f"{path}: {name!r}")
+            raise OptionError(f"{value!r} is no {wanted.__name__}", where=f"{path}: {name!r}")
     return options
 
 

@@ -66,6 +66,11 @@ class PrefixStore:
         return self._disk.nbytes if self._disk else 0
 
     @property
+    def n_states(self) -> int:
+        """In memory, on disk or both; from any thread."""
+        return len(self._tree)
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         return tuple(sorted(len(entry.tokens) for entry in self._tree))
 

@@ -23,6 +23,7 @@ class _Node(Generic[V]):
 class PrefixTree(Generic[V]):
     def __init__(self) -> None:
         self._root: _Node[V] = _Node(np.empty(0, dtype=np.int32))
+        self._n = 0
 
     def put(self, tokens: Tokens, value: V) -> None:
         """Under exactly these tokens, in place of what was there."""
@@ -35,6 +36,7 @@ class PrefixTree(Generic[V]):
             if common < len(child.edge):
                 child = _split(node, child, common)
             node, at = child, at + common
+        self._n += node.value is None
         node.value = value
 
     def get(self, tokens: Tokens) -> V | None:
@@ -47,6 +49,7 @@ class PrefixTree(Generic[V]):
         if at != len(tokens):
             return None
         value, node.value = node.value, None
+        self._n -= value is not None
         for (parent, _), (child, _) in zip(reversed(path[:-1]), reversed(path[1:]), strict=True):
             if child.value is not None or len(child.children) > 1:
                 break
@@ -66,6 +69,10 @@ class PrefixTree(Generic[V]):
             node = child
         value = next(self._values(node), None)
         return None if value is None else (at, value)
+
+    def __len__(self) -> int:
+        """From any thread."""
+        return self._n
 
     def __iter__(self) -> Iterator[V]:
         return self._values(self._root)

@@ -57,24 +57,24 @@ class CallGrammars:
 
     def __init__(self, frame: CallFrame, added: Mapping[str, int]) -> None:
         """`added`: tokens that are not made of bytes; where the frame has one, the token itself must come."""
-        self._frame, self._added = frame, added
+        self.frame, self._added = frame, added
         self._tokens = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or "(?!)")
 
     @property
     def opener(self) -> int | None:
         """The token that begins calls, if it is one."""
-        found = self._tokens.match(self._frame.begin)
+        found = self._tokens.match(self.frame.begin)
         return self._added[found[0]] if found else None
 
     def forced(self, schemas: Schemas, parallel: bool) -> CallGrammar:
         """An answer that is calls: one, or one and more."""
-        f = self._frame
+        f = self.frame
         more = f" ({self._lark(f.between)} body)*" if parallel else ""
         return self._grammar(f"start: /\\n{{0,2}}/ {self._lark(f.begin)} body{more} {self._lark(f.end)}", schemas)
 
     def opened(self, schemas: Schemas, parallel: bool) -> CallGrammar:
         """What follows the token that begins calls, to the end of the last one that belongs to it."""
-        f = self._frame
+        f = self.frame
         begin = self._tokens.sub("", f.begin, count=1)
         opens_again = self._opening in f.between  # then the next call is begun anew
         more = "" if opens_again or not parallel else f" ({self._lark(f.between)} body)*"
@@ -82,23 +82,23 @@ class CallGrammars:
 
     @property
     def _opening(self) -> str:
-        found = self._tokens.match(self._frame.begin)
-        return found[0] if found else self._frame.begin
+        found = self._tokens.match(self.frame.begin)
+        return found[0] if found else self.frame.begin
 
     def _grammar(self, start: str, schemas: Schemas) -> CallGrammar:
         rules, named = [start], dict[str, str]()
         bodies = []
         for i, (name, schema) in enumerate(schemas.items()):
-            xml = self._frame.xml
+            xml = self.frame.xml
             if xml is None:
                 named[f"arguments_{i}"] = json.dumps(_an_object(schema))
                 arguments = f"@arguments_{i}"
             else:
                 arguments = self._xml_arguments(xml, i, schema, rules, named)
-            bodies.append(f"{_quoted(name)} {self._lark(self._frame.middle)} {arguments}")
+            bodies.append(f"{_quoted(name)} {self._lark(self.frame.middle)} {arguments}")
         rules.append("body: " + "\n    | ".join(bodies))
-        if self._frame.xml is not None:
-            rules.append(f"text[suffix={_quoted(self._frame.xml.close)}]: /(?s:.*)/")
+        if self.frame.xml is not None:
+            rules.append(f"text[suffix={_quoted(self.frame.xml.close)}]: /(?s:.*)/")
         return CallGrammar("\n".join(rules) + "\n", named)
 
     def _xml_arguments(

@@ -78,7 +78,9 @@ class ChatFormat:
             read[-1]["content"] += END
             more["add_generation_prompt"] = False
         marked = [_mark(m, self._said if m["role"] == "assistant" else self._control) for m in read]
-        fitted, shown_tools = fit(marked, _mark(read_tools(tools), self._control), self.can)
+        fitted, shown_tools = fit(
+            marked, _mark(read_tools(tools), self._control), self.can, lambda: self.call_grammars.frame
+        )
         text = self.template.render(fitted, tools=shown_tools, **_mark(more, self._control))
         if not goes_on:
             return Prompt(text)

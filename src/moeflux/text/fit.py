@@ -11,18 +11,14 @@ from functools import cached_property
 from typing import Any
 
 from moeflux.core.errors import MoefluxError
+from moeflux.text.framing import CallFrame
 from moeflux.text.json_value import write_value
 from moeflux.text.messages import Arguments
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Message] | None], str]
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"
-_PREFACE = (
-    "You can call functions. To call one, write this and nothing else on its lines:\n"
-    f'{CALL}\n{{"name": "the function\'s name", "arguments": {{"an argument": "its value"}}}}\n{CALL_END}\n'
-    "The functions, and schemas of their arguments:"
-)
+_EXAMPLE = ("name_of_the_function", Arguments({"an_argument": "its value"}, '{"an_argument": "its value"}'))
 
 
 class Abilities:
@@ -66,14 +62,14 @@ class Abilities:
 
 
 def fit(
-    messages: Sequence[Message], tools: Sequence[Message] | None, can: Abilities
+    messages: Sequence[Message], tools: Sequence[Message] | None, can: Abilities, frame: Callable[[], CallFrame]
 ) -> tuple[list[Message], Sequence[Message] | None]:
-    """Messages and tools as `read_messages` and `read_tools` give them."""
+    """Messages and tools as `read_messages` and `read_tools` give them. `frame`: how the model writes calls."""
     fitted = list(messages)
     if any("tool_calls" in m or m["role"] == "tool" for m in fitted) and not can.calls:
-        fitted = [_spelled_message(m) for m in fitted]
+        fitted = [_spelled(m, frame()) for m in fitted]
     if tools and not can.tools:
-        fitted, tools = _told(fitted, tools), None
+        fitted, tools = _told(fitted, tools, frame()), None
     fitted = _one_system(fitted)
     late = any(m["role"] == "system" for m in fitted[1:])
     if late and not can.late_system:
@@ -89,26 +85,27 @@ def _one_system(messages: list[Message]) -> list[Message]:
     return [first, *messages[n:]]
 
 
-def _told(messages: list[Message], tools: Sequence[Message]) -> list[Message]:
+def _told(messages: list[Message], tools: Sequence[Message], frame: CallFrame) -> list[Message]:
     """Tools as text of the system's."""
-    told = [_PREFACE, *(write_value(tool["function"]) for tool in tools)]
+    told = [
+        "You can call functions. To call one, write this:",
+        frame.write([_EXAMPLE]),
+        "The functions, and schemas of their arguments:",
+        *(write_value(tool["function"]) for tool in tools),
+    ]
     n = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
     return [*messages[:n], _said("system", "\n".join(told)), *messages[n:]]
 
 
-def _spelled_message(message: Message) -> Message:
+def _spelled(message: Message, frame: CallFrame) -> Message:
+    """Calls and results as plain text."""
     if message["role"] == "tool":
         return _said("user", f"<tool_response>\n{message['content'] or ''}\n</tool_response>")
     if "tool_calls" not in message:
         return message
-    calls = [_spelled_call(call["function"]) for call in message["tool_calls"]]
+    calls = frame.write([(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]])
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": "\n".join([*([message["content"]] if message["content"] else []), *calls])}
-
-
-def _spelled_call(function: Message) -> str:
-    arguments = function["arguments"]
-    return f'{CALL}\n{{"name": {write_value(function["name"])}, "arguments": {arguments}}}\n{CALL_END}'
+    return {**rest, "content": f"{message['content']}\n{calls}" if message["content"] else calls}
 
 
 def _said(role: str, content: str) -> Message:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeflux.core.errors import MoefluxError
+from moeflux.text.json_value import write_value
 from moeflux.text.messages import Arguments
 from moeflux.text.regions import Syntax
 
@@ -40,6 +41,17 @@ class CallFrame:
     between: str
     end: str
     xml: XmlFrame | None = None  # None: arguments are JSON
+
+    def write(self, calls: Sequence[tuple[str, Arguments]]) -> str:
+        """Calls as the model would write them."""
+        bodies = [f"{name}{self.middle.replace(':0', f':{i}')}{self._inner(given)}" for i, (name, given) in enumerate(calls)]
+        return self.begin + self.between.join(bodies) + self.end
+
+    def _inner(self, given: Arguments) -> str:
+        if (x := self.xml) is None:
+            return str(given)
+        texts = ((key, value if isinstance(value, str) else write_value(value)) for key, value in given.items())
+        return "".join(f"{x.open}{key}{x.middle}{text}{x.close}" for key, text in texts)
 
 
 def plain_frame(syntax: Syntax) -> CallFrame:

@@ -12,6 +12,7 @@ import os
 import numpy as np
 
 from moeflux.session.writer import Writer
+from moeflux.text.messages import Arguments
 
 TOOLS = (
     "bash",
@@ -36,23 +37,22 @@ def begin(self, text, request, *rest):
     turn = prompt.rpartition("<|im_start|>user")[2]
     schemas = getattr(request.splitter, "_schemas", {})
     tool = next((name for name in (*TOOLS, *schemas) if name in schemas), None)
-    script = WORDS.format(n=n) if tool is None or "<tool_response>" in turn else call(tool, schemas[tool], n)
+    script = WORDS.format(n=n) if tool is None or "<tool_response>" in turn else call(text, tool, schemas[tool], n)
     thinks = prompt.rstrip().endswith("<think>")
     self._script = text, (THOUGHT.format(n=n) if thinks else "") + script, list[int]()
 
 
-def call(name, schema, n):
-    """With the parameters that it needs, in their order."""
+def call(text, name, schema, n):
+    """With the parameters that it needs, in their order and in the model's own syntax."""
     needed = {*schema.get("required", ()), "command", "cmd"}
-    values = [(key, value(key, inner, n)) for key, inner in schema.get("properties", {}).items() if key in needed]
-    inner = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values)
-    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+    values = {key: value(key, inner, n) for key, inner in schema.get("properties", {}).items() if key in needed}
+    return text.chat.call_grammars.frame.write([(name, Arguments(values, json.dumps(values)))])
 
 
 def value(key, schema, n):
     if key in ("command", "cmd"):
-        return json.dumps(["bash", "-c", COMMAND]) if schema.get("type") == "array" else COMMAND
-    return {"boolean": "false", "integer": "1", "number": "1"}.get(schema.get("type"), f"file {n}.txt")
+        return ["bash", "-c", COMMAND] if schema.get("type") == "array" else COMMAND
+    return {"boolean": False, "integer": 1, "number": 1}.get(schema.get("type"), f"file {n}.txt")
 
 
 def take(self, logits):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeflux.serve.answering import Told
+from moeflux.serve.anthropic.asks import asks_an_hour
 from moeflux.serve.anthropic.types import Message, MessagesRequest
 from moeflux.serve.errors import Problem, anthropic_body
 from moeflux.serve.sse import Sse
@@ -44,7 +45,7 @@ class MessagesAnswer:
         self._whose, self._request = whose, request
         self._format = request.output_config.format if request.output_config else None
         self._omits = bool(request.thinking and request.thinking.display == "omitted")
-        self._an_hour = '"1h"' in request.model_dump_json(include={"tools", "system", "messages", "cache_control"})
+        self._an_hour = asks_an_hour(request)
         self._id = f"msg_{secrets.token_hex(12)}"
         self._prompt = 0
         self._cached = 0

@@ -78,6 +78,14 @@ def check_marks(request: CountRequest, tools: list[dict[str, Any]], messages: li
         short = short or ttl == "5m"
 
 
+def asks_an_hour(request: CountRequest) -> bool:
+    """Whether some mark is for an hour, so that what is kept counts as that."""
+    tools = [tool.model_dump(exclude_unset=True) for tool in request.tools or ()]
+    marked = _marked(tools, request.system, [message.model_dump() for message in request.messages])
+    own = request.cache_control is not None and request.cache_control.ttl == "1h"
+    return own or any(item["cache_control"].get("ttl") == "1h" for _, item in marked)
+
+
 def _marked(tools: list[dict[str, Any]], system: Any, messages: list[dict[str, Any]]) -> Iterator[Marked]:
     """In the order in which a prompt has them."""
     lists = [("tools", tools), ("system", system if isinstance(system, list) else [])]

@@ -16,7 +16,7 @@ from moeflux.serve.responses.types import ResponseObject
 from moeflux.serve.sse import Sse
 from moeflux.session.events import Failed
 
-MOST_KEPT = 256
+MOST_KEPT = 64
 
 
 @dataclass(eq=False)
