@@ -10,6 +10,7 @@ import pytest
 
 from moeflux.backends.cuda import compiler
 from moeflux.backends.cuda.compiler import KernelCache, Program, compile_program
+from moeflux.backends.cuda.prompt import BLOCKS
 from moeflux.core.errors import DeviceError
 
 try:
@@ -27,7 +28,7 @@ STEP = MODEL | {
     "SIDES": 2, "PROJECT_DELTA_TILES": 6, "PROJECT_FULL_TILES": 5, "HEAD_TILES": 4, "PDL": 0,
     "KV_HEADS": 2, "RATIO": 8, "HEAD_DIM": 256, "HALF": 32, "Q_STRIDE": 512, "ROWS_BLOCK": 256,
 }  # fmt: skip
-PROMPT = MODEL | {"INPUTS": 12352, "BLOCK_TOKENS": 64}
+PROMPT = MODEL | {"INPUTS": 12352, "BLOCK_TOKENS": 64, "MANY_WARPS": 16}
 SMALL = {
     "HIDDEN": 256, "WIDTH": 256, "K": 2, "EXPERTS": 4, "CHANNELS": 0, "GATES": 0, "HEADS": 0, "ATTENTION": 256,
     "KV_HEADS": 2, "RATIO": 2, "HEAD_DIM": 64, "HALF": 16, "Q_STRIDE": 64,
@@ -46,6 +47,16 @@ def test_every_kernel_compiles_for_every_architecture(capability):
 def test_sizes_of_other_models_compile():
     for file, more in (("step.cu", STEP), ("prompt.cu", PROMPT)):
         assert compile_program(Program.of(file, (9, 0), more | SMALL))[:4] == b"\x7fELF"
+
+
+@needs_nvrtc
+def test_smaller_blocks_compile_for_gpus_with_less_shared_memory():
+    rooms = {(8, 0): 163 * 1024, (8, 6): 99 * 1024, (9, 0): 227 * 1024}
+    chosen = [next(b for b in BLOCKS if b.shared_bytes <= room) for room in rooms.values()]
+    assert chosen == [BLOCKS[1], BLOCKS[2], BLOCKS[0]]
+    for capability, block in zip(rooms, chosen, strict=True):
+        sizes = PROMPT | {"BLOCK_TOKENS": block.tokens, "MANY_WARPS": block.warps}
+        assert compile_program(Program.of("prompt.cu", capability, sizes))[:4] == b"\x7fELF"
 
 
 @needs_nvrtc

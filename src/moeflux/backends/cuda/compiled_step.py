@@ -25,6 +25,7 @@ TILE_ROWS = 16
 SLICE = 256  # inputs of one warp
 SIDES = 2  # tiles that a block of the input projection multiplies at a time
 HEAD_TILES = 4  # of one block of the head
+LEAST_SHARED = 99 * 1024  # that a block may take on any GPU from Ampere on
 STATIC_BYTES = 16384  # shared memory that kernels take beside their tiles, at most
 
 
@@ -38,7 +39,7 @@ class Limits:
     @classmethod
     def of(cls, device: Device) -> Limits:
         found: Any = torch.cuda.get_device_properties(device.name)
-        return cls(int(found.multi_processor_count), int(found.shared_memory_per_block_optin))
+        return cls(int(found.multi_processor_count), int(getattr(found, "shared_memory_per_block_optin", LEAST_SHARED)))
 
 
 def no_compiled_step(layers: Sequence[StepLayer], ends: Ends, pool: ExpertPool) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -23,13 +24,30 @@ from moeflux.core.errors import DeviceError
 from moeflux.models.spec import Attention, DeltaNet, Moe
 
 MODEL = ("HIDDEN", "WIDTH", "K", "EXPERTS", "CHANNELS", "GATES", "HEADS", "KEY_HEADS", "DK", "DV", "ATTENTION")
-STRIPS = {4: 256, 8: 128}  # rows of a matrix that one block takes, by bits, as in source/many.cuh
-TOKENS = 64  # tokens of a block
 RUN = 16  # tokens of one warp in the convolution
+STATIC_BYTES = 4096  # shared memory that products take beside their stages, at most
 
 
-def _stage_bytes(bits: int) -> int:
-    return TOKENS * 576 + 4 * TOKENS * 8 + STRIPS[bits] // 16 * (16 * (bits * 32 + 32) + 256)
+@dataclass(frozen=True)
+class Block:
+    """What one block of a product takes, as in source/many.cuh. Changes no bit."""
+
+    tokens: int
+    warps: int
+
+    def strip(self, bits: int) -> int:
+        """Rows of a matrix."""
+        return self.warps * 16 if bits == 4 else self.warps * 8
+
+    def stage_bytes(self, bits: int) -> int:
+        return self.tokens * 576 + 4 * self.tokens * 8 + self.strip(bits) // 16 * (16 * (bits * 32 + 32) + 256)
+
+    @property
+    def shared_bytes(self) -> int:
+        return 2 * max(self.stage_bytes(4), self.stage_bytes(8)) + STATIC_BYTES
+
+
+BLOCKS = (Block(64, 16), Block(48, 16), Block(32, 8))  # the first that fits; the first was measured on an H200
 
 
 class WorkArgument(ctypes.Structure):
@@ -104,13 +122,15 @@ class PromptStep:
         sizes = step_sizes(layers, pool, limits, False)
         sizes = {name: value for name, value in sizes.items() if name in MODEL}
         self._widest = max(layer.inputs.rows for layer in layers)
-        sizes["BLOCK_TOKENS"] = TOKENS
         sizes["INPUTS"] = max((layer.inputs.rows for layer in layers if layer.delta), default=1)
-        if 2 * max(map(_stage_bytes, STRIPS)) > limits.shared_bytes - 4096 or sizes["WIDTH"] % STRIPS[4]:
+        fitting = [b for b in BLOCKS if b.shared_bytes <= limits.shared_bytes and sizes["WIDTH"] % b.strip(4) == 0]
+        if not fitting:
             raise DeviceError("no prompt step in CUDA C++: too little shared memory a block", where="backend 'cuda'")
+        self._block = fitting[0]
+        sizes |= {"BLOCK_TOKENS": self._block.tokens, "MANY_WARPS": self._block.warps}
         self._sizes, self._blocks = sizes, limits.processors
         module = Module((cache or KernelCache()).load(Program.of("prompt.cu", ops.device.capability, sizes)))
-        self._kernels = {name: module.kernel(name, *how) for name, how in _kernels(sizes).items()}
+        self._kernels = {name: module.kernel(name, *how) for name, how in _kernels(sizes, self._block).items()}
         self._pairs = [join_rows([y.w.ffn["shared_gate_proj"], y.w.ffn["shared_up_proj"]]) for y in layers]
         self._chunk: Chunk | None = None
         self._broken = torch.zeros(1, dtype=torch.int32, device=ops.device.name)
@@ -142,9 +162,9 @@ class PromptStep:
     def _dense(self, name: str, w: AffineMatrix, x: ActivationsArgument, n: int, before: Tensor | None, y: Tensor) -> None:
         c = self._chunk
         assert c is not None
-        strips = -(-w.rows // STRIPS[w.bits])
+        strips = -(-w.rows // self._block.strip(w.bits))
         work = WorkArgument(c.all.data_ptr(), 0, 1, w.rows, strips)
-        blocks = min(self._blocks, strips * -(-n // TOKENS))
+        blocks = min(self._blocks, strips * -(-n // self._block.tokens))
         added = ctypes.c_void_p(0) if before is None else before
         self._kernels[name](blocks, matrix(w), work, x, added, y)
 
@@ -203,21 +223,21 @@ class PromptStep:
         kernels["edge_many"](1, c.counts, c.edges)
         kernels["spread_many"](-(-n * k // 256), c.ids, c.edges, c.place, c.whose, n * k)
         table = pool.table[i]
-        work = WorkArgument(c.edges.data_ptr(), c.whose.data_ptr(), experts, 2 * width, 2 * width // STRIPS[4])
+        work = WorkArgument(c.edges.data_ptr(), c.whose.data_ptr(), experts, 2 * width, 2 * width // self._block.strip(4))
         kernels["gate_up_many"](self._blocks, pool.words, table, work, c.hidden.argument(), c.pairs)
         kernels["inner_digits"](n * (k + 1), c.pairs, c.inner.digits, c.inner.groups)
-        work = WorkArgument(c.edges.data_ptr(), 0, experts, hidden, -(-hidden // STRIPS[4]))
+        work = WorkArgument(c.edges.data_ptr(), 0, experts, hidden, -(-hidden // self._block.strip(4)))
         kernels["down_many"](self._blocks, pool.words, table, work, c.inner.argument(), c.outputs)
         self._dense("from_width", layer.w.ffn["shared_down_proj"], c.inner.argument(n * k), n, None, c.shared)
         kernels["combine_many"](n, c.outputs, c.place, c.weights, c.shared, c.logits, rows, x)
 
 
-def _kernels(sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
+def _kernels(sizes: dict[str, int], block: Block) -> dict[str, tuple[int, ...]]:
     """Threads and dynamic shared memory of each kernel."""
-    many = (512, 2 * _stage_bytes(4))
+    many = (block.warps * 32, 2 * block.stage_bytes(4))
     found: dict[str, tuple[int, ...]] = {
         "from_hidden": many, "from_width": many, "gate_up_many": many, "down_many": many,
-        "route_many": (256, 2 * _stage_bytes(8)), "norm_digits": (sizes["HIDDEN"] // 8,),
+        "route_many": (block.warps * 16, 2 * block.stage_bytes(8)), "norm_digits": (sizes["HIDDEN"] // 8,),
         "inner_digits": (sizes["WIDTH"] // 8,), "choose_many": (256,), "edge_many": (32,), "spread_many": (256,),
         "combine_many": (sizes["HIDDEN"] // 4,),
     }  # fmt: skip

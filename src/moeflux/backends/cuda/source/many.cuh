@@ -1,17 +1,14 @@
 // Many rows of activations times coded weights, on integer tensor cores: the bits of one row alone.
 //
-// A block takes 256 rows of a matrix (128 of 8 bits) and up to 64 tokens, a warp 16 rows and all of the tokens. 256
+// A block takes MANY_WARPS x 16 rows of a matrix (half as many of 8 bits) and up to BLOCK_TOKENS tokens, a warp 16 rows and all of the tokens. 256
 // inputs are fetched while those before are multiplied, across the end of one piece of work into the next.
 #pragma once
 #include "tile.cuh"
 
 extern __shared__ __align__(128) char memory[];
 
-#ifndef BLOCK_TOKENS
-#define BLOCK_TOKENS 64
-#endif
 template <int BITS>
-constexpr int WARPS = BITS == 4 ? 16 : 8;  // of 16 rows each
+constexpr int WARPS = BITS == 4 ? MANY_WARPS : MANY_WARPS / 2;  // of 16 rows each
 constexpr int TOKEN_BYTES = 512 + 64;                 // digits of 256 inputs; the rest keeps neighbours in other banks
 constexpr int GROUP_BYTES = BLOCK_TOKENS * 8;         // step and mass of one group for all tokens
 template <int BITS>

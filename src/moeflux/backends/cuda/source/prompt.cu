@@ -1,5 +1,5 @@
 // A prompt's chunk: products of many tokens and what stands between them, for one model's sizes, which come as macros:
-// HIDDEN, WIDTH, K, EXPERTS, CHANNELS, GATES, HEADS (0: none), KEY_HEADS, DK, DV, ATTENTION (0: none), INPUTS: rows of
+// HIDDEN, WIDTH, K, EXPERTS, CHANNELS, GATES, HEADS (0: none), KEY_HEADS, DK, DV, ATTENTION (0: none), BLOCK_TOKENS, MANY_WARPS: what a block of a product takes; INPUTS: rows of
 // the widest joined input projection.
 #define PDL 0
 #define MOST_EXPERTS EXPERTS
