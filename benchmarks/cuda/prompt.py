@@ -84,10 +84,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[2048, 8192])
     parser.add_argument("--kernels", nargs="*", default=["cuda", "triton"])
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--attend", type=int, nargs=2, help="rows and warps of a program of attention; changes no bit")
     args = parser.parse_args()
     device = open_device()
     model = RandomModel(CudaOps(device), Shape())
-    result: dict[str, object] = {"device": device.title}
+    if args.attend:
+        model.ops.attend_tile = tuple(args.attend)
+    result: dict[str, object] = {"device": device.title, "attend_tile": model.ops.attend_tile}
     for kernels in args.kernels:
         options = DecodeOptions(16384, EPS, kernels="cuda")
         step = (

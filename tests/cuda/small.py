@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from backends.test_linear import random_matrix
 from moeflux.backends.account import StateAccount
+from moeflux.backends.cuda.device import open_device
 from moeflux.backends.cuda.ops import CudaOps
 from moeflux.backends.cuda.pool import ExpertPool, ExpertShape
 from moeflux.backends.cuda.step_weights import Ends
@@ -33,6 +35,12 @@ class Sizes:
     head_dim: int = 64
     rotary: int = 32
     layers: str = "da"  # delta or attention
+
+
+@cache
+def model_of(sizes: Sizes) -> SmallModel:
+    """On poisoned memory, kept: making a large one takes long. Whoever changes its weights makes one of his own."""
+    return SmallModel(CudaOps(open_device(), poison=True), sizes)
 
 
 class SmallModel:

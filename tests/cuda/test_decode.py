@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backends.test_linear import random_matrix
-from cuda.small import Sizes, SmallModel
+from cuda.small import Sizes, SmallModel, model_of
 from moeflux.backends.account import StateAccount
 from moeflux.backends.cuda import compiler
 from moeflux.backends.cuda.decode import Decoder
@@ -44,7 +44,7 @@ def decoded(model, options, n):
 
 @pytest.mark.parametrize("sizes", [Sizes(), BIG] if ON_GPU else [Sizes(vocab=64, experts=4, k=2, width=256)], ids=str)
 def test_the_step_has_the_bits_of_the_composed_blocks(sizes):
-    model = SmallModel(CudaOps(open_device(), poison=True), sizes)
+    model = model_of(sizes)
     n = 6 if ON_GPU else 1
     states = model.states()
     expected = [model.composed(PROMPT, states, 0)[-1]]
@@ -68,7 +68,7 @@ def test_the_step_has_the_bits_of_the_composed_blocks(sizes):
 
 @pytest.mark.skipif(not ON_GPU, reason="NOT RUN: needs a GPU")
 def test_each_phase_may_be_either_kernel():
-    model = SmallModel(CudaOps(open_device(), poison=True), BIG)
+    model = model_of(BIG)
     expected = decoded(model, DecodeOptions(512, model.eps, kernels="triton"), 6)
     for phase in PHASES:
         alone, without = DecodeOptions(512, model.eps, kernels="cuda", triton=frozenset({phase})), PHASES.keys() - {phase}

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda.small import Sizes, SmallModel
+from cuda.small import Sizes, model_of
 from cuda.test_decode import BIG, ON_GPU, PROMPT
 from moeflux.backends.cuda.decode import Decoder
-from moeflux.backends.cuda.device import open_device
-from moeflux.backends.cuda.ops import CudaOps
 from moeflux.backends.cuda.phases import PHASES, DecodeOptions
 
 pytestmark = pytest.mark.skipif(not ON_GPU, reason="NOT RUN: needs a GPU")
@@ -28,7 +26,7 @@ def memory(decoder, states):
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_phases_agree(sizes, pdl):
-    model = SmallModel(CudaOps(open_device(), poison=True), sizes)
+    model = model_of(sizes)
     states = model.states()
     first = int(model.composed(PROMPT, states, 0)[-1].argmax())
     decoder = Decoder(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cuda.small import Sizes, SmallModel, copied
+from cuda.small import Sizes, SmallModel, copied, model_of
 from cuda.test_decode import BIG, ON_GPU
 from moeflux.backends.cuda.decode import Decoder
 from moeflux.backends.cuda.device import open_device
@@ -27,7 +27,7 @@ def prompt_step(model):
 
 @pytest.mark.parametrize("sizes", [Sizes(), Sizes(layers="d", width=256, k=2, experts=32), BIG], ids=str)
 def test_rows_and_states_have_the_bits_of_the_composed_blocks(sizes):
-    model = SmallModel(CudaOps(open_device(), poison=True), sizes)
+    model = model_of(sizes)
     tokens = torch.randint(0, sizes.vocab, (N,), generator=torch.manual_seed(3)).tolist()
     states = model.states()
     expected, kept = model.composed(tokens, states, 0), [copied(state) for state in states]

@@ -86,7 +86,7 @@ def step_sizes(layers: Sequence[StepLayer], pool: ExpertPool, limits: Limits, pd
         "HIDDEN": hidden, "WIDTH": pool.shape.width, "K": moe.router.k, "EXPERTS": moe.router.n_experts,
         "CHANNELS": 0, "GATES": 0, "HEADS": 0, "KEY_HEADS": 1, "DK": 64, "DV": 64, "ATTENTION": 0, "SIDES": SIDES,
         "PROJECT_DELTA_TILES": 1, "PROJECT_FULL_TILES": 1, "HEAD_TILES": HEAD_TILES, "PDL": int(pdl), "EARLY": EARLY,
-        "EVEN_BY_LOGIC": 0, "KV_HEADS": 1, "RATIO": 1, "HEAD_DIM": 64, "HALF": 16, "Q_STRIDE": 64, "ROWS_BLOCK": BLOCK,
+        "KV_HEADS": 1, "RATIO": 1, "HEAD_DIM": 64, "HALF": 16, "Q_STRIDE": 64, "ROWS_BLOCK": BLOCK,
     }  # fmt: skip
     for layer in layers:
         spec = layer.w.spec.mixer

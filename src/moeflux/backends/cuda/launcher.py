@@ -11,7 +11,6 @@ from moeflux.backends.cuda.memory import AffineMatrix, Tensor
 from moeflux.core.errors import DeviceError
 
 WHERE = "backend 'cuda'"
-CARVEOUT = None
 
 
 class MatrixArgument(ctypes.Structure):
@@ -64,9 +63,6 @@ class Kernel:
         overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         overlap.value.programmaticStreamSerializationAllowed = 1
         self._config.attrs = [overlap]
-        if CARVEOUT is not None:
-            which = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            expect(driver, driver.cuFuncSetAttribute(function, which, CARVEOUT), "x")
         if shared_bytes:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             expect(driver, driver.cuFuncSetAttribute(function, limit, shared_bytes), f"making room for kernel {name}")

@@ -24,8 +24,7 @@ from moeflux.models.spec import Attention, DeltaNet, Moe
 
 MODEL = ("HIDDEN", "WIDTH", "K", "EXPERTS", "CHANNELS", "GATES", "HEADS", "KEY_HEADS", "DK", "DV", "ATTENTION")
 STRIPS = {4: 256, 8: 128}  # rows of a matrix that one block takes, by bits, as in source/many.cuh
-TOKENS = 96  # tokens of a block
-DELTA_LANES = 8  # that share a column of a head's matrix
+TOKENS = 64  # tokens of a block
 RUN = 16  # tokens of one warp in the convolution
 
 
@@ -105,7 +104,7 @@ class PromptStep:
         sizes = step_sizes(layers, pool, limits, False)
         sizes = {name: value for name, value in sizes.items() if name in MODEL}
         self._widest = max(layer.inputs.rows for layer in layers)
-        sizes |= {"BLOCK_TOKENS": TOKENS, "DELTA_LANES": DELTA_LANES}
+        sizes["BLOCK_TOKENS"] = TOKENS
         sizes["INPUTS"] = max((layer.inputs.rows for layer in layers if layer.delta), default=1)
         if 2 * max(map(_stage_bytes, STRIPS)) > limits.shared_bytes - 4096 or sizes["WIDTH"] % STRIPS[4]:
             raise DeviceError("no prompt step in CUDA C++: too little shared memory a block", where="backend 'cuda'")
@@ -215,7 +214,7 @@ class PromptStep:
 
 def _kernels(sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
     """Threads and dynamic shared memory of each kernel."""
-    many = (256, 2 * _stage_bytes(4))
+    many = (512, 2 * _stage_bytes(4))
     found: dict[str, tuple[int, ...]] = {
         "from_hidden": many, "from_width": many, "gate_up_many": many, "down_many": many,
         "route_many": (256, 2 * _stage_bytes(8)), "norm_digits": (sizes["HIDDEN"] // 8,),
@@ -226,7 +225,7 @@ def _kernels(sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
         found |= {
             "from_delta": many,
             "mix_many": (128,),
-            "delta_many": (DELTA_LANES * 32,),
+            "delta_many": (256,),
             "gated_digits": (sizes["GATES"] // 8,),
         }
     if sizes["ATTENTION"]:

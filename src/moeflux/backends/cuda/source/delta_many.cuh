@@ -80,38 +80,87 @@ extern "C" __global__ void __launch_bounds__(128) mix_many(const float* inputs, 
   }
 }
 
-// The recurrence over 32 columns of one value head: LANES lanes share a column. State [heads, DV, DK].
-#ifndef DELTA_LANES
-#define DELTA_LANES 8
-#endif
-constexpr int LANES = DELTA_LANES, DELTA_THREADS = LANES * 32;
+// The recurrence over 32 columns of one value head, four a warp, of each DK / 32 numbers a lane. State [heads, DV, DK].
 struct Stage {
-  float q[RUN][DK], k[RUN][DK], v[RUN][32], decay[RUN], beta[RUN], product[RUN];
+  float q[RUN][DK], k[RUN][DK], v[RUN][32], out[RUN][32];
+  float4 gates[RUN];  // decay, beta, key times query
 };
 
-extern "C" __global__ void __launch_bounds__(DELTA_THREADS) delta_many(const float* q, const float* k, const float* v, const float* decay, const float* beta, const float* product, int n, float* state, float* out) {
-  constexpr int EACH = DK / LANES, QUADS = DK / 4;
+template <int N>
+DEVICE void take(float (&x)[N], const float* p) {
+  if constexpr (N == 4) {
+    const float4 v = *(const float4*)p;
+    x[0] = v.x; x[1] = v.y; x[2] = v.z; x[3] = v.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = p[i];
+  }
+}
+
+// What one token needs, for one lane.
+struct Row {
+  float k[DK / 32], q[DK / 32], v;
+  float4 gates;
+
+  DEVICE void read(const Stage& now, int token, int lane, int column) {
+    take(k, now.k[token] + lane * (DK / 32));
+    take(q, now.q[token] + lane * (DK / 32));
+    v = now.v[token][column];
+    gates = now.gates[token];
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(256) delta_many(const float* q, const float* k, const float* v, const float* decay, const float* beta, const float* product, int n, float* state, float* out) {
+  constexpr int EACH = DK / 32, QUADS = DK / 4;
   __shared__ __align__(16) Stage stages[2];
-  const int thread = threadIdx.x, lane = thread & 31, part = lane % LANES, head = blockIdx.x / (DV / 32), first = blockIdx.x % (DV / 32) * 32;
-  const int column = thread / LANES, key = head / (HEADS / KEY_HEADS);
-  float* mine = state + (i64)(head * DV + first + column) * DK + part * EACH;
-  float s[EACH];
-  load(s, mine);
+  const int thread = threadIdx.x, lane = thread & 31, head = blockIdx.x / (DV / 32), first = blockIdx.x % (DV / 32) * 32, own = (thread >> 5) * 4;
+  const int column = own + ((lane >> 1) & 1) * 2 + ((lane >> 2) & 1), key = head / (HEADS / KEY_HEADS);
+  float* mine = state + (i64)(head * DV + first + own) * DK + lane * EACH;
+  float s[4][EACH];
+#pragma unroll
+  for (int c = 0; c < 4; c++) load(s[c], mine + c * DK);
   auto fetch_run = [&](int from) {
     Stage& to = stages[(from / RUN) & 1];
     const int count = min(RUN, n - from);
-    for (int i = thread; i < count * QUADS; i += DELTA_THREADS) {  // quads of a lane lie QUADS / EACH apart, so that lanes read neighbours
-      const int token = i / QUADS, c = i % QUADS, at = (c % (EACH / 4)) * LANES + c / (EACH / 4);
-      const i64 row = ((i64)(from + token) * KEY_HEADS + key) * DK + c * 4;
-      copy16(shared_address(&to.q[token][at * 4]), q + row);
-      copy16(shared_address(&to.k[token][at * 4]), k + row);
+    for (int i = thread; i < count * QUADS; i += 256) {
+      const int token = i / QUADS, c = i % QUADS * 4;
+      const i64 row = ((i64)(from + token) * KEY_HEADS + key) * DK + c;
+      copy16(shared_address(&to.q[token][c]), q + row);
+      copy16(shared_address(&to.k[token][c]), k + row);
     }
-    for (int i = thread; i < count * 8; i += DELTA_THREADS) copy16(shared_address(&to.v[i / 8][i % 8 * 4]), v + ((i64)(from + i / 8) * HEADS + head) * DV + first + i % 8 * 4);
+    for (int i = thread; i < count * 8; i += 256) copy16(shared_address(&to.v[i / 8][i % 8 * 4]), v + ((i64)(from + i / 8) * HEADS + head) * DV + first + i % 8 * 4);
     if (thread < count) {
-      copy4(shared_address(&to.decay[thread]), decay + (i64)(from + thread) * HEADS + head);
-      copy4(shared_address(&to.beta[thread]), beta + (i64)(from + thread) * HEADS + head);
-      copy4(shared_address(&to.product[thread]), product + (i64)(from + thread) * KEY_HEADS + key);
+      copy4(shared_address(&to.gates[thread].x), decay + (i64)(from + thread) * HEADS + head);
+      copy4(shared_address(&to.gates[thread].y), beta + (i64)(from + thread) * HEADS + head);
+      copy4(shared_address(&to.gates[thread].z), product + (i64)(from + thread) * KEY_HEADS + key);
     }
+  };
+  auto step = [&](const Row& r, float* to) {
+    float by[8], p[EACH];  // by key, by query
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+#pragma unroll
+      for (int i = 0; i < EACH; i++) p[i] = s[c][i] * r.k[i];
+      by[c] = tree(p);
+#pragma unroll
+      for (int i = 0; i < EACH; i++) p[i] = s[c][i] * r.q[i];
+      by[4 + c] = tree(p);
+    }
+    halve(by, 1);
+    halve(*(float(*)[4])by, 2);
+    halve(*(float(*)[2])by, 4);
+    float sum = by[0] + swap(by[0], 8);
+    sum = sum + swap(sum, 16);
+    // Even lanes hold by key, odd ones by query, of `column`.
+    const float g = r.gates.x, change = r.gates.y * (r.v - g * sum);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      const float d = __shfl_sync(ALL, change, (c >> 1) * 2 + (c & 1) * 4);
+#pragma unroll
+      for (int i = 0; i < EACH; i++) s[c][i] = fmaf(d, r.k[i], s[c][i] * g);
+    }
+    const float reading = g * sum + swap(change, 1) * r.gates.z;
+    if ((lane & 25) == 1) to[column] = reading;
   };
   fetch_run(0);
   commit();
@@ -120,27 +169,24 @@ extern "C" __global__ void __launch_bounds__(DELTA_THREADS) delta_many(const flo
     __syncthreads();
     if (from + RUN < n) fetch_run(from + RUN);
     commit();
-    const Stage& now = stages[(from / RUN) & 1];
+    Stage& now = stages[(from / RUN) & 1];
     const int count = min(RUN, n - from);
-#pragma unroll 2
-    for (int token = 0; token < count; token++) {
-      float kk[EACH], p[EACH], r[EACH];
-#pragma unroll
-      for (int i = 0; i < EACH; i += 4) {
-        const float4 a = *(const float4*)&now.k[token][(i / 4 * LANES + part) * 4], b = *(const float4*)&now.q[token][(i / 4 * LANES + part) * 4];
-        kk[i] = a.x; kk[i + 1] = a.y; kk[i + 2] = a.z; kk[i + 3] = a.w;
-        r[i] = s[i] * b.x; r[i + 1] = s[i + 1] * b.y; r[i + 2] = s[i + 2] * b.z; r[i + 3] = s[i + 3] * b.w;
+    Row a, b;  // what the next token needs is on its way while this one is computed
+    a.read(now, 0, lane, column);
+#pragma unroll 1
+    for (int token = 0; token < count; token += 2) {
+      b.read(now, min(token + 1, RUN - 1), lane, column);
+      step(a, now.out[token]);
+      if (token + 1 < count) {
+        a.read(now, min(token + 2, RUN - 1), lane, column);
+        step(b, now.out[token + 1]);
       }
-#pragma unroll
-      for (int i = 0; i < EACH; i++) p[i] = s[i] * kk[i];
-      const float by_key = lanes_tree<LANES>(tree(p)), by_query = lanes_tree<LANES>(tree(r));
-      const float g = now.decay[token], change = now.beta[token] * (now.v[token][column] - g * by_key);
-      if (part == 0) out[((i64)(from + token) * HEADS + head) * DV + first + column] = g * by_query + change * now.product[token];
-#pragma unroll
-      for (int i = 0; i < EACH; i++) s[i] = fmaf(change, kk[i], s[i] * g);
     }
+    __syncwarp();
+    if (lane < count) *(float4*)(out + ((i64)(from + lane) * HEADS + head) * DV + first + own) = *(const float4*)&now.out[lane][own];
   }
-  store(mine, s);
+#pragma unroll
+  for (int c = 0; c < 4; c++) store(mine + c * DK, s[c]);
 }
 
 // x * weight * silu(z) / rms of each head, as digits. z lies behind the channels of a token's inputs.

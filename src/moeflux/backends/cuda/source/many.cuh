@@ -1,6 +1,6 @@
 // Many rows of activations times coded weights, on integer tensor cores: the bits of one row alone.
 //
-// A block takes 256 rows of a matrix (128 of 8 bits) and up to 96 tokens, a warp 32 (16) rows and all of the tokens. 256 inputs
+// A block takes 256 rows of a matrix (128 of 8 bits) and up to 64 tokens, a warp 16 rows and all of the tokens. 256 inputs
 // are fetched while those before are multiplied, across the end of one piece of work into the next.
 #pragma once
 #include "tile.cuh"
@@ -8,11 +8,12 @@
 extern __shared__ __align__(128) char memory[];
 
 #ifndef BLOCK_TOKENS
-#define BLOCK_TOKENS 96
+#define BLOCK_TOKENS 64
 #endif
-constexpr int WARPS = 8;
 template <int BITS>
-constexpr int PARTS = BITS == 4 ? 2 : 1;  // of 16 rows, for each warp
+constexpr int WARPS = BITS == 4 ? 16 : 8;
+template <int BITS>
+constexpr int PARTS = 1;  // of 16 rows, for each warp
 constexpr int TOKEN_BYTES = 512 + 64;                 // digits of 256 inputs; the rest keeps neighbours in other banks
 constexpr int GROUP_BYTES = BLOCK_TOKENS * 8;         // step and mass of one group for all tokens
 template <int BITS>
@@ -20,7 +21,7 @@ constexpr int ROW_BYTES = BITS * 32 + 32;
 template <int BITS>
 constexpr int WEIGHT_BYTES = PARTS<BITS> * (16 * ROW_BYTES<BITS> + 256);
 template <int BITS>
-constexpr int STAGE = BLOCK_TOKENS * TOKEN_BYTES + 4 * GROUP_BYTES + WARPS * WEIGHT_BYTES<BITS>;
+constexpr int STAGE = BLOCK_TOKENS * TOKEN_BYTES + 4 * GROUP_BYTES + WARPS<BITS> * WEIGHT_BYTES<BITS>;
 
 // Activations as integers. Of each token and group 128 bytes: high, then low digits, each as four parts of 16 inputs, in a part
 // even places first; and per group its step and the sum of its activations.
@@ -93,7 +94,7 @@ DEVICE void fetch_piece(char* stage, const Work& w, const Piece& p, const Matrix
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const u32 to = shared_address(stage);
   // Digits: 32 threads for each token, all of its 512 bytes; step and mass: four groups of 8 bytes.
-  for (int i = warp; i < p.count; i += WARPS) {
+  for (int i = warp; i < p.count; i += WARPS<BITS>) {
     const int token = w.token ? w.token[p.first + i] : p.first + i;
     copy16(to + i * TOKEN_BYTES + lane * 16, x.digits + (i64)token * (2 * N) + block * 512 + lane * 16);
     if (lane < 4) copy8(to + BLOCK_TOKENS * TOKEN_BYTES + lane * GROUP_BYTES + i * 8, x.groups + (i64)token * (N / 64) + block * 4 + lane);
@@ -189,7 +190,7 @@ DEVICE void multiply_many(const Work& w, const Activations& x, MatrixOf matrix, 
   __shared__ Plan plan;
   plan.make(w);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  constexpr int BLOCKS = N / 256, P = PARTS<BITS>, STRIP = WARPS * P * 16;
+  constexpr int BLOCKS = N / 256, P = PARTS<BITS>, STRIP = WARPS<BITS> * P * 16;
   Piece now, next;
   now.item = blockIdx.x;
   if (!now.find(w, plan, STRIP)) return;

@@ -22,7 +22,7 @@ DEVICE void dense(const Matrix& m, const Work& w, const Activations& x, const fl
       });
 }
 #define DENSE(name, n, bits) \
-  extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) name(Matrix m, Work w, Activations x, const float* before, float* y) { dense<n, bits>(m, w, x, before, y); }
+  extern "C" __global__ void __launch_bounds__(WARPS<bits> * 32, 1) name(Matrix m, Work w, Activations x, const float* before, float* y) { dense<n, bits>(m, w, x, before, y); }
 DENSE(from_hidden, HIDDEN, 4)
 DENSE(route_many, HIDDEN, 8)
 DENSE(from_width, WIDTH, 4)
@@ -34,7 +34,7 @@ DENSE(from_attention, ATTENTION, 4)
 #endif
 
 // Gate and up of the experts in their slots, side by side: rows of the result have 2 * WIDTH. WIDTH is a multiple of a strip.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gate_up_many(const char* pool, const int* table, Work w, Activations x, float* y) {
+extern "C" __global__ void __launch_bounds__(WARPS<4> * 32, 1) gate_up_many(const char* pool, const int* table, Work w, Activations x, float* y) {
   multiply_many<HIDDEN, 4>(w, x,
       [&](const Piece& p) {
         const int which = p.row / WIDTH;
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gate_up_many(const c
       [&](int place, int row, float v) { y[(i64)place * (2 * WIDTH) + row] = v; });
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) down_many(const char* pool, const int* table, Work w, Activations x, float* y) {
+extern "C" __global__ void __launch_bounds__(WARPS<4> * 32, 1) down_many(const char* pool, const int* table, Work w, Activations x, float* y) {
   multiply_many<WIDTH, 4>(w, x, [&](const Piece& p) { return in_slot(pool, table[p.expert], 2); },
       [&](int place, int row, float v) { y[(i64)place * HIDDEN + row] = v; });
 }

@@ -148,13 +148,9 @@ DEVICE float term(int d, Scale s, float step, float mass) { return fmaf(bf16(s.s
 
 // Codes at even places, what is left of a word without the odd ones: a multiplication, because logic runs at half its rate.
 DEVICE u32 without(u32 word, u32 odd) {
-#if EVEN_BY_LOGIC
-  return word & 0x0f0f0f0fu;
-#else
   u32 r;
   asm("mad.lo.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(odd), "r"(-(int)blockDim.y), "r"(word));  // blockDim.y is 1, which the compiler does not know
   return r;
-#endif
 }
 
 DEVICE void pair(int (&e)[4], int (&o)[4], u32 a, u32 b, u32 c, u32 d, const uint4& x) {
