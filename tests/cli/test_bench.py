@@ -190,3 +190,15 @@ def test_prefix(model, tmp_path):
     refused = moeflux("bench", "prefix", model, "--shared", 1.5)
     assert refused.returncode != 0
     assert "option 'shared'" in refused.stderr
+
+
+def test_serve():
+    """Needs a tokenizer and a template, so with the demo model."""
+    result = moeflux("bench", "serve", "--clients", 2, "--tokens", 8, "--samples", 1, "--threads", 1)
+    assert result.returncode == 0, result.stderr
+    row = json.loads(result.stdout.splitlines()[-1])
+    assert row["bench"] == "serve"
+    for way in ("worker", "server"):
+        assert all(row[way][name] > 0 for name in ("first_ms", "token_ms", "together_tok_s", "cpu_first_ms"))
+    assert row["first_overhead_ms"] == pytest.approx(row["server"]["first_ms"] - row["worker"]["first_ms"])
+    assert "HTTP costs" in result.stdout

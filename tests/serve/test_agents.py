@@ -138,3 +138,7 @@ def test_sdks_in_javascript(server):
     assert seen["chatCall"]["name"] == "read"
     assert json.loads(seen["chatCall"]["arguments"]) == seen["messageCall"] == {"path": "file 1.txt"}
     assert seen["refused"] == [400, True]
+    assert 0 <= seen["person"]["age"] <= 120
+    assert seen["aborted"]
+    assert seen["read"] > 0
+    assert seen["missed"] == "previous_message_not_found"

@@ -77,6 +77,7 @@ def test_several_answers_have_seeds_of_their_own(server):
     assert [choice["message"]["content"] for choice in several["choices"]] == alone
     assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
     assert several["usage"]["completion_tokens"] == 30
+    assert several["usage"]["prompt_tokens"] == server.chat()["usage"]["prompt_tokens"]  # asked once
     assert len(set(alone)) == 3
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import moeflux
+from moeflux.serve.answering import Told
+from moeflux.serve.openai.completion_types import CompletionRequest
+from moeflux.serve.openai.completions import CompletionAnswer
 from moeflux.session.evaluate import evaluate
+from moeflux.session.events import Token
+from moeflux.text.regions import Text
 from serve.server import chunks
 
 PATH = "/v1/completions"
@@ -103,3 +110,20 @@ def test_what_is_not_done_is_refused(server, more, param):
     answer = server.post(PATH, {"model": "m", "prompt": TEXT, **more})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+class Alike:
+    """A tokenizer whose tokens all look the same: halves of characters do."""
+
+    def piece(self, id):
+        return b"\xf0"
+
+
+def test_of_tokens_that_look_alike_the_more_likely_one_is_named():
+    """Or a token that was not the most likely one would seem to be."""
+    request = CompletionRequest(model="m", prompt="x", logprobs=2)
+    answer = CompletionAnswer(request, Alike(), "m", "fp")
+    (piece,) = answer.take(Told(0, Token(5, (Text("x"),), -1.0, ((7, -0.5), (5, -1.0)))))
+    listed = json.loads(piece.data)["choices"][0]["logprobs"]
+    assert listed["token_logprobs"] == [-1.0]
+    assert max(listed["top_logprobs"][0].values()) == -0.5

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from serve.server import STORY, events
+from serve.server import STORY, events, serving
+from session.models import chat_model
 
 CHAT = "/v1/chat/completions"
 
@@ -135,3 +136,10 @@ def test_every_answer_has_an_id(server):
             assert answer.headers["x-request-id"].startswith("req_")
             answer.read()
         assert list(events(client, CHAT, body))[-1] == "[DONE]"
+
+
+def test_a_model_without_a_template_continues_texts(tmp_path):
+    with serving(tmp_path, "--context", "512", model=chat_model(tmp_path / "model", template=None)) as bare:
+        error = refused(bare, {})
+        assert "template" in error["message"]
+        assert bare.post("/v1/completions", {"model": "m", "prompt": "the", "max_tokens": 2}).status_code == 200

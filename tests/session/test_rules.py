@@ -14,6 +14,7 @@ from moeflux.session.prompt import Conversation
 from moeflux.session.transcripts import Transcripts
 from moeflux.session.work import prepare_work
 from moeflux.text.calls import ToolChoice
+from moeflux.text.messages import Arguments
 from moeflux.text.regions import Text
 from moeflux.text.tools import CallDelta, CallEnd, CallStart
 from session.models import chat_model
@@ -183,6 +184,23 @@ def test_the_model_chooses(text):
     assert calls_of(events) == [("look", {"city": "Rom", "n": 5}, True), ("wait", {}, True)]
     assert said(events) == "Well."
     assert writer.reason == "end"
+
+
+@pytest.mark.parametrize("city", ['O\'Neil "Q"', "<b> & </b>", "🙂 漢字", "two\nlines", "back\\slash"])
+def test_arguments_of_any_characters(text, city):
+    """As one token after the other, each of which must be one that may come."""
+    writer, events = writer_of(text, tools=TOOLS, **no_thoughts())
+    given = Arguments({"city": city}, json.dumps({"city": city}, ensure_ascii=False))
+    wanted = text.tokenizer.encode_rendered(text.chat.call_grammars.frame.write([("look", given)])).copy()
+    while wanted and writer.reason is None:
+        row = np.full(text.vocab, -20.0, dtype=np.float32)
+        row[wanted[0]] = 20.0
+        new = writer.take(row).events
+        events += new
+        written, left = (text.tokenizer.decode(ids) for ids in ([event.id for event in new], wanted))
+        assert left.startswith(written) or "\ufffd" in written
+        wanted = wanted[1:] if len(new) == 1 else text.tokenizer.encode_rendered(left.removeprefix(written))
+    assert calls_of(events) == [("look", {"city": city}, True)]
 
 
 def test_a_call_that_was_begun_is_a_good_one(text):

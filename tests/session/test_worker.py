@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from functools import cache, partial
 
 import pytest
@@ -414,3 +415,25 @@ QUIET.disabled = True
 
 def raising(*arguments):
     raise ReadError("the drive is gone")
+
+
+def test_closing_ends_those_that_wait_at_once_and_lets_those_that_run_finish(engine, monkeypatch):
+    worker = Worker(engine, engine.text, options=WorkerOptions(parallel=1))
+    held, ends = Held(monkeypatch), []
+
+    def listen(event):
+        if isinstance(event, (Finish, Failed)):
+            ends.append(event)
+
+    running = worker.submit(PROMPTS[0], options(3), listen)
+    worker.submit(PROMPTS[1], options(3), listen)
+    assert held.entered.wait(30)
+    closing = threading.Thread(target=worker.close, args=(60.0,))
+    closing.start()
+    while worker._closing is None:
+        time.sleep(0.001)
+    held.go.set()
+    closing.join(60)
+    assert isinstance(ends[0].error, ClosedError)
+    assert ends[1] is running.result(30)
+    assert ends[1].reason == "length"

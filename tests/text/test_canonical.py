@@ -13,7 +13,7 @@ from moeflux import InputError
 from moeflux.session.prompt import Conversation, prepare
 from moeflux.session.transcripts import Transcripts
 from moeflux.text.blocks import read_blocks, seal, unseal
-from moeflux.text.chat import ChatFormat
+from moeflux.text.chat import ChatFormat, Prompt
 from moeflux.text.items import read_items
 from moeflux.text.template import ChatTemplate
 from moeflux.text.tools import ToolCall
@@ -237,6 +237,18 @@ def test_known_texts_can_be_read_from_their_tokens():
     for name in NAMES:
         prompt = chat(name).prompt(messages, [LOOK])
         assert chat(name).rendered(chat(name).encode(prompt)) == prompt.marked
+
+
+@given(st.integers(0, 49), st.sampled_from(NAMES))
+def test_states_that_were_kept_anywhere_change_no_tokens(n, name):
+    """After a restart, beginnings of texts are known that end within a word."""
+    text = "The quick brown fox jumps over the lazy dog. Größe"
+    messages = [{"role": "user", "content": text}]
+    prompt, wanted = chat(name).prompt(messages), ids(name, messages)
+    begun = chat(name).encode(Prompt(prompt.marked[: prompt.marked.index(text) + n]))
+    transcripts = Transcripts()
+    transcripts.remember(chat(name).rendered(begun), begun, cut=True)
+    assert prepare(chat(name), Conversation(messages), transcripts).ids == wanted
 
 
 def test_sealed_thoughts_come_back():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,6 +19,8 @@ from moeflux.session.prompt import Conversation
 from moeflux.session.worker import Worker
 
 MESSAGES = [{"role": "user", "content": "Tell me a story about a little fox and a big bear."}]
+SHORT = 5  # answers of one token for each long one
+ROUNDS = 3  # of all clients together
 NEVER = -100.0  # a bias that keeps an answer from ending before its limit
 
 Times = list[float]  # of one answer: when it was asked for, and when each piece of it came
@@ -25,14 +29,19 @@ Ask = Callable[[int], Times]
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one way to ask: milliseconds at p50 of answers, and tokens per second of all clients together."""
+    """Of one way to ask: milliseconds at p50 of answers, and tokens per second of all clients together.
+
+    `cpu_…`: what an answer of one token, and each further one, takes of the processors; it says more on a busy machine.
+    """
 
     first_ms: float
     token_ms: float
     together_tok_s: float
+    cpu_first_ms: float
+    cpu_token_ms: float
 
     def as_dict(self) -> dict[str, float]:
-        return {"first_ms": self.first_ms, "token_ms": self.token_ms, "together_tok_s": self.together_tok_s}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -57,23 +66,42 @@ class ServeReport:
             "server": self.server.as_dict(),
             "first_overhead_ms": self.server.first_ms - self.worker.first_ms,
             "token_overhead_ms": self.server.token_ms - self.worker.token_ms,
+            "first_cpu_ms": self.server.cpu_first_ms - self.worker.cpu_first_ms,
+            "token_cpu_ms": self.server.cpu_token_ms - self.worker.cpu_token_ms,
             "share_of_worker": self.share,
         }
 
 
-def measure(ask: Ask, clients: int, tokens: int, samples: int) -> Figures:
-    """`ask(n)` asks for so many tokens, waits for all of them and says when they came."""
+def measure(ask: Ask, cpu_s: Callable[[], float], clients: int, tokens: int, samples: int) -> Figures:
+    """`ask(n)` asks for so many tokens, waits for all of them and says when they came. `cpu_s`: of whoever answers."""
     for _ in range(3):
         ask(tokens)  # experts, prefixes and connections are warm from now on
+    begun = cpu_s()
     alone = [ask(tokens) for _ in range(samples)]
+    whole_s = (cpu_s() - begun) / samples
     first = median(times[1] - times[0] for times in alone)
     between = median((times[-1] - times[1]) / (len(times) - 2) for times in alone)  # pieces can arrive together
+    begun = cpu_s()
+    for _ in range(SHORT * samples):
+        ask(1)
+    one_s = (cpu_s() - begun) / (SHORT * samples)
+    rate = _together(ask, clients, tokens)
+    return Figures(1000 * first, 1000 * between, rate, 1000 * one_s, 1000 * (whole_s - one_s) / (tokens - 1))
+
+
+def _together(ask: Ask, clients: int, tokens: int) -> float:
+    """Tokens per second."""
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(ask, [tokens] * clients))
         start = time.perf_counter()
-        list(pool.map(ask, [tokens] * clients * 3))
-        seconds = time.perf_counter() - start
-    return Figures(1000 * first, 1000 * between, 3 * clients * tokens / seconds)
+        list(pool.map(ask, [tokens] * clients * ROUNDS))
+        return ROUNDS * clients * tokens / (time.perf_counter() - start)
+
+
+def process_cpu_s(pid: int) -> float:
+    """Seconds that a process has taken of the processors so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def in_process(worker: Worker, text: ModelText) -> Ask:

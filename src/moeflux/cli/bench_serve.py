@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from tempfile import TemporaryFile
 from typing import IO, Annotated
 
 import typer
 
 from moeflux.api import load
-from moeflux.bench.serving import ServeReport, in_process, measure, over_http
+from moeflux.bench.serving import Figures, ServeReport, in_process, measure, over_http, process_cpu_s
 from moeflux.cli.options import Context, ModelOrDemo, Ram, Threads, given
 from moeflux.cli.tables import print_table
 from moeflux.cli.terminal import note
@@ -43,30 +44,34 @@ def serve(
     with load(folder, **loading, sequences=clients, prefixes=PREFIXES) as engine:
         ends = sorted(engine.text.ends)
         with Worker(engine, engine.text, PrefixStore(engine), WorkerOptions(clients)) as worker:
-            alone = measure(in_process(worker, engine.text), clients, tokens, samples)
+            alone = measure(in_process(worker, engine.text), time.process_time, clients, tokens, samples)
     options = [f"--{name}={value}" for name, value in {**loading, "parallel": clients, "prefixes": PREFIXES}.items()]
-    with _server([str(folder), *options]) as (host, port):
-        served = measure(over_http(host, port, ends), clients, tokens, samples)
+    with _server([str(folder), *options]) as (pid, host, port):
+        served = measure(over_http(host, port, ends), partial(process_cpu_s, pid), clients, tokens, samples)
     report = ServeReport(alone, served, clients, tokens, samples)
     r = report.as_dict()
     note(f"{tokens} tokens per answer; alone: p50 of {samples} answers; together: {clients} clients")
-    rows = [
-        ("worker", f"{alone.first_ms:.2f}", f"{alone.token_ms:.3f}", f"{alone.together_tok_s:,.0f}"),
-        ("server", f"{served.first_ms:.2f}", f"{served.token_ms:.3f}", f"{served.together_tok_s:,.0f}"),
-        ("HTTP costs", f"{r['first_overhead_ms']:.2f}", f"{r['token_overhead_ms']:.3f}", f"{1 - report.share:.1%} fewer"),
-    ]
-    print_table(("", "first token, ms", "next token, ms", "together, tok/s"), rows)
+    rows = [(name, *_shown(figures)) for name, figures in (("worker", alone), ("server", served))]
+    costs = [f"{r[name]:.2f}" for name in ("first_overhead_ms", "token_overhead_ms", "first_cpu_ms", "token_cpu_ms")]
+    rows.append(("HTTP costs", *costs, f"{report.share:.0%} of the worker's"))
+    headings = ("", "first token, ms", "next token, ms", "CPU ms of the first", "CPU ms of the next", "together, tok/s")
+    print_table(headings, rows)
     print(json.dumps({"bench": "serve", **r}))
 
 
+def _shown(figures: Figures) -> tuple[str, ...]:
+    times = (figures.first_ms, figures.token_ms, figures.cpu_first_ms, figures.cpu_token_ms)
+    return (*(f"{value:.2f}" for value in times), f"{figures.together_tok_s:,.0f}")
+
+
 @contextmanager
-def _server(options: list[str]) -> Iterator[tuple[str, int]]:
+def _server(options: list[str]) -> Iterator[tuple[int, str, int]]:
     """A process of its own, on any free port of this machine."""
     with TemporaryFile("w+") as log:
         command = [sys.executable, "-m", "moeflux", "serve", *options, "--port", "0", "--log", "none"]
         process = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL)
         try:
-            yield _wait(process, log)
+            yield process.pid, *_wait(process, log)
         finally:
             process.terminate()
             process.wait()

@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from moeflux.core.errors import ClosedError, ContextError, DeadlineError, MoefluxError, OverloadError, ReadError
+from moeflux.core.errors import (
+    ClosedError,
+    ContextError,
+    DeadlineError,
+    MissingTensorError,
+    MoefluxError,
+    OverloadError,
+    ReadError,
+)
 
 Kind = Literal[
     "invalid", "context", "key", "forbidden", "unknown", "method", "large", "full", "late", "unavailable", "internal"
@@ -95,6 +103,8 @@ def problem_of(error: BaseException) -> Problem:
             return Problem("unavailable", error.what if error.fault == "overload" else "the server is going down")
         case MoefluxError(fault="client"):
             return Problem("invalid", _told(error), _param(error))
+        case MissingTensorError():  # of a tokenizer or a template that the model does not have
+            return Problem("invalid", error.what)
         case ReadError():
             return Problem("internal", "a file of the model could not be read")
     return Problem("internal", "something went wrong in the server")

@@ -47,6 +47,7 @@ def serve(settings: Settings, open_model: OpenModel, sock: socket.socket, versio
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         lifespan="off",
         timeout_keep_alive=IDLE_S,
         limit_concurrency=MOST_CONNECTIONS,

@@ -1,7 +1,7 @@
 """The disk tier of the prefix store: one file per snapshot, written by a thread of its own from a bounded queue.
 
-A snapshot never changes, so it can be written while sequences go on. What does not fit into the queue is not written:
-the disk is a convenience, and nobody waits for it but `flush`. States of other weights or of other arithmetic lie in
+A snapshot never changes, so it can be written while sequences go on. What does not fit into the queue is not taken:
+the store gives it again later. Nobody waits for the disk but `flush`. States of other weights or of other arithmetic lie in
 folders of their own. Any number of processes may share a folder: a file is whole or not there, and each may remove what
 is used least, so that all states together stay within the limit. A file that is gone is a miss. Nobody but its owner
 can read any of it.
@@ -111,6 +111,11 @@ class DiskTier:
         except Full:
             return False
         return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it would take another one now."""
+        return not self._queue.full()
 
     def finished(self) -> Iterator[Written]:
         """What was written, or could not be, since this was last asked."""

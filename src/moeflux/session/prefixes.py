@@ -44,6 +44,7 @@ class PrefixStore:
         self._tree: PrefixTree[Entry] = PrefixTree()
         self._held = Held()
         self._queued: dict[int, Snapshot] = {}  # for the disk; not written yet, as far as this thread knows
+        self._missed: dict[Entry, None] = {}  # for the disk too, when it has time for them; the latest last
         self._order = 0
         self._disk = DiskTier(folder, engine.identity, self._limits.disk_bytes) if folder else None
         if self._disk:
@@ -166,6 +167,8 @@ class PrefixStore:
         if self._disk:
             try:
                 self._disk.flush()
+                while self._write_missed():
+                    self._disk.flush()
             finally:
                 self._settle()
 
@@ -201,9 +204,14 @@ class PrefixStore:
     def _write(self, entry: Entry, snapshot: Snapshot) -> None:
         if entry.file is not None and modified(entry.file) is None:  # another process removed it
             entry.file = None
-        if self._disk and entry.file is None and id(snapshot) not in self._queued and self._disk.write(snapshot):
+        if not self._disk or entry.file is not None or id(snapshot) in self._queued:
+            return
+        self._missed.pop(entry, None)
+        if self._disk.write(snapshot):
             self._queued[id(snapshot)] = snapshot
             self._held.hold(snapshot)
+        else:
+            self._missed[entry] = None
 
     def _make_room(self, own: int, blocks: Sequence[Block]) -> bool:
         """For a snapshot: the ones used longest ago leave memory, those with a time to go last; those on disk can come back.
@@ -245,8 +253,19 @@ class PrefixStore:
             for gone in [other for other in self._tree if other.file in written.removed]:
                 gone.file = None
                 self._drop_if_gone(gone)
+        self._write_missed()
         if self._limits.ttl_seconds is not None:
             self._expire(self._clock() - self._limits.ttl_seconds)
+
+    def _write_missed(self) -> bool:
+        """What was put while the disk was busy, if it is still in memory: the latest first. Whether anything was."""
+        wrote = False
+        while self._missed and self._disk and self._disk.has_room:
+            entry, _ = self._missed.popitem()
+            if entry.snapshot is not None and self._tree.get(entry.tokens) is entry:
+                self._write(entry, entry.snapshot)
+                wrote = True
+        return wrote
 
     def _expire(self, oldest: float) -> None:
         for entry in [entry for entry in self._tree if entry.kept_until < oldest]:

@@ -84,6 +84,8 @@ def _said(chat: ChatFormat, c: Conversation, messages: Messages, marked: str) ->
         bare = chat.prompt(messages, c.tools, **{**c.variables, "add_generation_prompt": False}).marked
     except InputError:  # some templates refuse to end so
         return len(marked)
+    if marked.startswith(bare):
+        return len(bare)
     return len(commonprefix([bare, marked]))  # noqa: RUF071 (characters are meant)
 
 
@@ -92,7 +94,7 @@ class _Positions:
 
     def __init__(self, chat: ChatFormat, marked: str, ids: list[int]) -> None:
         self._chat, self._marked, self._ids = chat, marked, ids
-        self._ends = list(accumulate(len(chat.tokenizer.piece(id)) for id in ids)) if chat.tokenizer.is_byte_level else []
+        self._ends = list(accumulate(map(chat.tokenizer.n_bytes, ids))) if chat.tokenizer.is_byte_level else []
 
     def of(self, offset: int) -> int:
         if offset == len(self._marked):

@@ -78,7 +78,7 @@ class Worker:
         self._transcripts = Transcripts()
         if prefixes is not None and text.has_chat:
             for tokens in prefixes.texts:  # what was said before a restart keeps its tokens
-                self._transcripts.remember(text.chat.rendered(tokens), tokens)
+                self._transcripts.remember(text.chat.rendered(tokens), tokens, cut=True)
         self._changed = Condition()
         self._closing: float | None = None  # until when those that run may finish
         self._use = ExpertUse()

@@ -51,6 +51,8 @@ class ChatFormat:
         thoughts = {self.syntax.markers[role] for role in ("think", "answer") if role in self.syntax.markers}
         self._control = _any_of(control)
         self._said = _any_of(control - thoughts)  # templates take thoughts out of what an assistant said
+        added_words = _any_of(set(tokenizer.added)).pattern
+        self._bounds = re.compile(f"{OPEN}({self._control.pattern}){CLOSE}|{added_words}")
         self._marks = re.compile(f"{OPEN}({self._control.pattern}){CLOSE}|[{OPEN}{CLOSE}]")
 
     @classmethod
@@ -146,6 +148,13 @@ class ChatFormat:
             if piece:  # every other one was marked; a lone mark leaves None
                 ids += self.tokenizer.encode_plain(piece) if i % 2 else self.tokenizer.encode_rendered(piece)
         return ids
+
+    def text_at(self, prompt: Prompt, offset: int) -> str:
+        """From there on, up to the next token that is no part of a text."""
+        for found in self._bounds.finditer(prompt.marked, offset):
+            if not found[0].startswith(OPEN):
+                return prompt.marked[offset : found.start()]
+        return prompt.marked[offset:]
 
     def splitter(self, prompt: Prompt, tools: Tools | None = None, *, calls: bool = True) -> Splitter:
         """For the answer to this prompt. `calls`: False where it may call nothing."""

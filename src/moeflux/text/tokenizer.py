@@ -26,6 +26,7 @@ class Tokenizer:
     def __init__(self, tokenizer: _Tokenizer, config: Mapping[str, Any] | None = None) -> None:
         """`config`: the contents of tokenizer_config.json."""
         self._tokenizer = tokenizer
+        self._n_bytes: dict[int, int] = {}
         self.config: Mapping[str, Any] = config or {}
 
     @classmethod
@@ -140,6 +141,12 @@ class Tokenizer:
     def is_byte_level(self) -> bool:
         """Whether every token is a string of bytes, whatever stands around it."""
         return isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+
+    def n_bytes(self, id: int) -> int:
+        """That a token stands for; remembered, because prompts ask for many."""
+        if (n := self._n_bytes.get(id)) is None:
+            n = self._n_bytes[id] = len(self.piece(id))
+        return n
 
     def piece(self, id: int) -> bytes:
         """The bytes that a token stands for; where tokens are not byte strings, those of its text on its own."""

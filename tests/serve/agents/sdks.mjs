@@ -1,4 +1,4 @@
-// Both SDKs in JavaScript: whole, streamed, a tool, an error. The last line of stdout is what they saw, as JSON.
+// Both SDKs in JavaScript: whole, streamed, tools, structured output, what was read, an error, an abort. The last line of stdout is what they saw, as JSON.
 // Packages are found from the folder that is given second.
 import { createRequire } from "node:module";
 import path from "node:path";
@@ -40,4 +40,18 @@ try {
 } catch (error) {
   seen.refused = [error.status, error.message.includes("prompt is too long")];
 }
+
+const age = { type: "integer", minimum: 0, maximum: 120 };
+const person = { type: "object", properties: { age }, required: ["age"], additionalProperties: false };
+const format = { type: "json_schema", json_schema: { name: "person", schema: person } };
+seen.person = JSON.parse((await openai.chat.completions.create({ ...chat, response_format: format })).choices[0].message.content);
+
+const stream = anthropic.messages.stream({ ...message, max_tokens: 4000 });
+stream.on("error", () => {});
+stream.on("text", () => stream.abort());
+seen.aborted = await stream.done().then(() => false, (error) => error instanceof Anthropic.APIUserAbortError);
+
+const again = await anthropic.messages.create({ ...message, diagnostics: { previous_message_id: "msg_unknown" } });
+seen.read = again.usage.cache_read_input_tokens;
+seen.missed = again.diagnostics.cache_miss_reason.type;
 console.log(JSON.stringify(seen));

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -22,21 +21,6 @@ from moeflux.session.diagnosis import Ledger
 def responses_routes(service: Service) -> APIRouter:
     router, ledger, runs = APIRouter(responses=ERRORS), Ledger(), Runs()
 
-    def found(id: str) -> Run:
-        run = runs.find(id)
-        if run is None:
-            raise refuse(f"Response with id {id!r} not found.", "response_id", kind="unknown", code="not_found")
-        return run
-
-    def before(body: ResponsesRequest) -> Sequence[Mapping[str, Any]]:
-        if body.previous_response_id is None:
-            return ()
-        run = runs.find(body.previous_response_id)
-        if run is None or not run.answer.over:
-            text = f"Previous response with id {body.previous_response_id!r} not found."
-            raise refuse(text, "previous_response_id", code="previous_response_not_found")
-        return (*run.items, *run.answer.output)
-
     def streamed(run: Run, after: int) -> EventStream:
         return EventStream(run.read(after, service.settings.heartbeat or None), _nothing, _nothing)
 
@@ -44,7 +28,7 @@ def responses_routes(service: Service) -> APIRouter:
     async def create(body: ResponsesRequest, request: Request) -> Response:
         """Answer with a response."""
         service.check_model(body.model)
-        text, earlier = service.model.text, before(body)
+        text, earlier = service.model.text, runs.before(body.previous_response_id)
         ask = ask_of(body, text, earlier)
         whose = Answered(service.settings.alias, ask.prompt, ledger, text.tokenizer, text.defaults)  # type: ignore[arg-type]
         run = Run(ResponsesAnswer(body, whose), [*earlier, *input_items(body)])
@@ -65,13 +49,13 @@ def responses_routes(service: Service) -> APIRouter:
         response_id: str, stream: bool = False, starting_after: Annotated[int, Query(ge=-1, le=2**31)] = -1
     ) -> Response:
         """A response as it is now, or its events from a number on."""
-        run = found(response_id)
+        run = runs.get(response_id)
         return streamed(run, starting_after) if stream else _told(run.whole())
 
     @router.post("/v1/responses/{response_id}/cancel", responses={200: {"model": ResponseObject}}, response_model=None)
     async def cancel(response_id: str) -> Response:
         """End a response that runs in the background."""
-        run = found(response_id)
+        run = runs.get(response_id)
         run.cancel()
         await run.wait()
         return _told(run.whole())
@@ -79,7 +63,7 @@ def responses_routes(service: Service) -> APIRouter:
     @router.delete("/v1/responses/{response_id}", response_model=Deleted)
     async def delete(response_id: str) -> Deleted:
         """Forget a response."""
-        found(response_id).cancel()
+        runs.get(response_id).cancel()
         runs.remove(response_id)
         return Deleted(id=response_id, object="response", deleted=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from moeflux.core.log import log
 from moeflux.serve.answering import Answering
-from moeflux.serve.errors import problem_of
+from moeflux.serve.errors import problem_of, refuse
 from moeflux.serve.responses.answer import ResponsesAnswer
 from moeflux.serve.responses.types import ResponseObject
 from moeflux.serve.sse import Sse
@@ -104,8 +104,20 @@ class Runs:
         for id in leaving[: max(0, len(self._runs) - MOST_KEPT)]:
             del self._runs[id]
 
-    def find(self, id: str) -> Run | None:
-        return self._runs.get(id)
+    def get(self, id: str) -> Run:
+        if id not in self._runs:
+            raise refuse(f"Response with id {id!r} not found.", "response_id", kind="unknown", code="not_found")
+        return self._runs[id]
+
+    def before(self, id: str | None) -> Sequence[Mapping[str, Any]]:
+        """All items up to the end of this response."""
+        if id is None:
+            return ()
+        run = self._runs.get(id)
+        if run is None or not run.answer.over:
+            text = f"Previous response with id {id!r} not found."
+            raise refuse(text, "previous_response_id", code="previous_response_not_found")
+        return (*run.items, *run.answer.output)
 
     def remove(self, id: str) -> Run | None:
         return self._runs.pop(id, None)
