@@ -97,7 +97,7 @@ def test_options_of_answers(nothing_loads, model, files, command, options, word)
         (["bench", "prefix", "{model}", "--folder", "/dev/null"], "--folder"),
         (["bench", "prefix", "{model}", "--keep", "banana"], "--keep"),
         (["bench", "replay", "{tmp}/text", "--slots", "9" * 30], "too many"),
-        (["bench", "ops", "--tokens", "99999999999"], "--tokens"),
+        (["bench", "ops", "--tokens", "99999999999"], "option 'tokens'"),
         (["plan", "{model}", "--prompt", "9" * 20], "--prompt"),
         (["plan", "{model}", "--threads", "9" * 20], "--threads"),
         (["plan", ""], "empty"),

@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from serve.scripted_model import SCRIPTED, scripted_model
@@ -62,6 +63,13 @@ class Place:
 @pytest.fixture
 def place(tmp_path, server):
     return Place(tmp_path, server)
+
+
+def canary(place, url):
+    """What compatcanary finds."""
+    (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+    scan = ("scan", "--base-url", f"{url}/v1", "--model", model["id"], "--profile", "modern", "--format", "json")
+    return json.loads(place.run("compatcanary", *scan, OPENAI_API_KEY="k").stdout)
 
 
 def pi(place, url):
@@ -142,3 +150,10 @@ def test_sdks_in_javascript(server):
     assert seen["aborted"]
     assert seen["read"] > 0
     assert seen["missed"] == "previous_message_not_found"
+
+
+def test_compatcanary(place):
+    """Models, chat, streams, a forced call, a strict schema, responses."""
+    report = canary(place, place.server.url)
+    assert report["summary"]["total"] == 7
+    assert {check["id"]: check["status"] for check in report["results"] if check["status"] != "pass"} == {}
