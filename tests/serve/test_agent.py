@@ -1,6 +1,11 @@
-"""Ten turns of an agent on one conversation, as both APIs send it: each runs what is new, also after a restart."""
+"""Ten turns of an agent on one conversation, as both APIs send it: each runs what is new, also after a restart.
+
+AGENT_SENTENCES=400 makes the first request as long as Claude Code's, and `pytest -s` shows what each turn ran.
+"""
 
 from __future__ import annotations
+
+import os
 
 import anthropic
 import openai
@@ -9,7 +14,8 @@ import pytest
 from moeflux.session.session import ANCHOR_EVERY
 from serve.scripted_model import READ, scripted_model, serving_script
 
-TURNS, SYSTEM = 10, "You are an agent that reads files and says what they say. " * 60
+TURNS, SENTENCES = 10, int(os.environ.get("AGENT_SENTENCES", "60"))
+SYSTEM = "You are an agent that reads files and says what they say. " * SENTENCES
 SLACK = 16  # tokens of the prompt for the next answer, which are never the beginning of what is said later
 
 
@@ -95,13 +101,14 @@ def test_each_turn_runs_what_is_new(tmp_path, agent, template):
     """`thinking` leaves out thoughts when the next question comes: then the answer before it is run again, without them."""
     model = scripted_model(tmp_path / "model", template)
     (tmp_path / "states").mkdir()
-    options = ("--prefix-folder", str(tmp_path / "states"))
+    options = ("--prefix-folder", str(tmp_path / "states"), "--context", "65536")
     told = None
     with serving_script(tmp_path, model, *options) as server:
         agent = agent()
         figures = [agent.turn(server.url) for _ in range(TURNS // 2)]
     with serving_script(tmp_path, model, *options) as server:  # and again, with nothing but its files
         figures += [agent.turn(server.url) for _ in range(TURNS - TURNS // 2)]
+    print("run, prompt, written:", *figures)
     for run, prompt, written in figures:
         if told is not None:
             new = prompt - told
