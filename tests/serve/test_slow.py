@@ -138,7 +138,7 @@ def test_a_server_that_is_stopped_lets_running_answers_finish_and_finds_their_st
     options = ("--context", "4096", "--prefix-folder", str(kept), "--parallel", "1", "--drain", "60")
     messages = [{"role": "user", "content": LONG}]
     with serving(tmp_path, *options) as server:
-        running = Stream(server, messages=messages, max_tokens=60)
+        running = Stream(server, messages=messages, max_tokens=900)
         running.read_until('"content"')
         wait_until(lambda: any(a["generated"] for r in server.get("/status").json()["requests"] for a in r["answers"]))
         waiting = Stream(server)
