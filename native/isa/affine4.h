@@ -18,6 +18,15 @@ MF_INLINE int pairs_of(int64_t cols) { return int(cols / 64 + 1) / 2; }
 MF_INLINE const float* record_scales(const uint8_t* record, int pairs) { return (const float*)(record + size_t(pairs) * 128); }
 MF_INLINE const float* record_sums(const uint8_t* record, int pairs) { return (const float*)(record + size_t(pairs) * 136); }
 
+// The second group of the last pair, where a row has an odd number of groups.
+MF_INLINE void clear_last_group(uint8_t* record, int pairs) {
+    uint8_t* codes = record + size_t(pairs - 1) * 128 + 32;
+    memset(codes, 0, 32);
+    memset(codes + 64, 0, 32);
+    float* scales = (float*)(record + size_t(pairs) * 128);
+    scales[2 * pairs - 1] = scales[4 * pairs - 1] = 0;
+}
+
 // What to prefetch while sixteen rows are worked on: nothing, what lies behind them, or the start of other rows.
 struct Upcoming {
     const uint8_t *codes = nullptr, *scales = nullptr, *biases = nullptr;  // of the sixteen rows that come next

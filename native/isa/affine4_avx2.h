@@ -49,12 +49,7 @@ void quantize_nibbles(const float* x, int64_t cols, uint8_t* record) {
         xs[g] = highest / 127.0f;
         xsum[g] = xs[g] * float(_mm_cvtsi128_si32(s));
     }
-    if (groups & 1) {
-        uint8_t* out = record + size_t(pairs - 1) * 128 + 32;
-        memset(out, 0, 32);
-        memset(out + 64, 0, 32);
-        xs[groups] = xsum[groups] = 0;
-    }
+    if (groups & 1) clear_last_group(record, pairs);
 }
 
 // The one floating-point step of both paths: lanes are rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from moeflux.text.json_value import completed_members
 Event = tuple[str, dict[str, Any]]  # its type, and its fields but for the number
 
 
-class OutputItem:
+class OutputItem(ABC):
     """One of them. `place`: in the output."""
 
     prefix = ""
@@ -25,19 +26,20 @@ class OutputItem:
     def open(self) -> list[Event]:
         return [("response.output_item.added", {"output_index": self.place, "item": self.item("in_progress")})]
 
-    def add(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
-        raise NotImplementedError
+    @abstractmethod
+    def add(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]: ...
 
     def close(self, complete: bool = True) -> list[Event]:
         self.closed = True
         item = self.item("completed" if complete else "incomplete")
         return [*self._last(), ("response.output_item.done", {"output_index": self.place, "item": item})]
 
-    def item(self, status: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def item(self, status: str) -> dict[str, Any]: ...
 
+    @abstractmethod
     def _last(self) -> list[Event]:
-        raise NotImplementedError
+        """Events before it is done."""
 
     @property
     def _text(self) -> str:
