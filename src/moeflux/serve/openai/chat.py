@@ -148,7 +148,11 @@ class ChatAnswer:
         return [Sse(json.dumps(openai_body(problem)))]
 
     def beat(self) -> bytes:
-        return COMMENT + (self._sse([], prompt_progress=self._progress).encode() if self._progress else b"")
+        """A chunk that adds nothing, because clients that count the time between events do not see comments."""
+        if self._progress:
+            return self._sse([], prompt_progress=self._progress).encode()
+        choice = next((choice for choice in self._choices if choice.end is None), None)
+        return COMMENT if choice is None else self._chunk(choice, {}).encode()
 
     def whole(self) -> BaseModel:
         choices = [choice.whole(self._logprobs_wanted) for choice in self._choices]
